@@ -1,0 +1,58 @@
+"""The library's front door: the functions that ``import kvplan`` offers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvplan.engines import DEFAULT_ENGINE
+from kvplan.planning.planner import plan_deployment
+from kvplan.sources import find_gpu, find_model
+
+if TYPE_CHECKING:
+    from kvplan.planning.plan import Plan
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+
+def load_model(name: str) -> ModelSpec:
+    """The model behind a catalog id, a hub name or the path of a YAML file.
+
+    Raises:
+        UnknownNameError: no such model; SpecError: a file that cannot be used.
+    """
+    return find_model(name)
+
+
+def load_gpu(name: str) -> GpuSpec:
+    """The GPU behind a catalog id, an alias, a driver's name or the path of a YAML file.
+
+    Raises:
+        UnknownNameError: no such GPU; SpecError: a file that cannot be used.
+    """
+    return find_gpu(name)
+
+
+def plan(
+    model: ModelSpec | str, *, gpu: GpuSpec | str | None = None, engine: str = DEFAULT_ENGINE, **settings: Any
+) -> Plan:
+    """What a deployment holds, and whether it fits.
+
+    Args:
+        model: a `ModelSpec`, a catalog id, a hub name, or the path of a model file. The name of a
+            quantised checkpoint sets its weight format too.
+        gpu: a `GpuSpec`, a catalog id or alias, the path of a GPU file, or None for the cache's own
+            figures alone.
+        engine: ``vllm``, ``generic``; ``name@version`` for a version.
+        **settings: the flags of ``kvplan plan`` with underscores (``max_model_len=32768``,
+            ``tensor_parallel_size=4``, ``kv_cache_dtype="fp8"``, ``concurrency=16``); what is left
+            out takes the engine's default. Sizes are bytes, lengths are tokens.
+
+    Raises:
+        KvplanError: nothing could be answered; ``str(error)`` says why in one line, ``error.hint``
+            what to change.
+    """
+    if isinstance(model, str):
+        model = find_model(model)
+    if isinstance(gpu, str):
+        gpu = find_gpu(gpu)
+    return plan_deployment(model, gpu, engine, settings)

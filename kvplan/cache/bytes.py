@@ -1,0 +1,134 @@
+"""From streams and states to bytes: the one formula that every figure of kvplan goes through.
+
+``bytes = sum over layers of entries(tokens) x bytes of one entry, plus the state``
+
+For plain GQA this is ``2 x layers x kv_heads x head_dim x tokens x bytes_per_element``. Functions
+take an int or a NumPy integer array of tokens; there is no second copy for sweeps.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvplan.spec.kind import CacheKind, Stream, Tokens
+
+if TYPE_CHECKING:
+    from kvplan.spec.formats import Format
+    from kvplan.spec.model import ModelSpec
+
+
+class KvFormats(NamedTuple):
+    """How each part of the cache is stored."""
+
+    k: Format
+    v: Format
+    index: Format
+    conv_bytes: int
+    """Bytes per element of a convolution or token-shift state."""
+    recurrent_bytes: int
+    """Bytes per element of a recurrent state."""
+
+
+def stream_rows(mixer: CacheKind, formats: KvFormats) -> list[tuple[Stream, int, Format]]:
+    """(stream, bytes of one entry, its format) for every growing part of a mixer."""
+    rows: list[tuple[Stream, int, Format]] = []
+    key: Stream | None = None
+    for stream in mixer.streams():
+        fmt: Format = formats.index if stream.role == "index" else formats.v if stream.role == "v" else formats.k
+        if stream.role == "v" and key is not None and formats.k == formats.v:
+            size = fmt.pair_bytes(stream.heads, key.head_dim, stream.head_dim)[1]
+        else:
+            size = fmt.row_bytes(stream.heads, stream.head_dim, v=stream.role == "v")
+        if stream.role == "k":
+            key = stream
+        rows.append((stream, size, fmt))
+    return rows
+
+
+def mixer_bytes(mixer: CacheKind, tokens: Tokens, formats: KvFormats, *, dcp: int = 1) -> Tokens:
+    """Bytes one sequence of `tokens` holds in one layer's mixer, state not included.
+
+    With `dcp` > 1 a rank keeps every dcp-th token of the streams that are not bounded by a window.
+    """
+    total: Any = tokens * 0
+    for stream, size, fmt in stream_rows(mixer, formats):
+        mine = -(-tokens // dcp) if dcp > 1 and stream.window is None else tokens
+        entries: Any = stream.entries(mine)
+        total = total + entries * size
+        if fmt.residual_tokens:
+            newest = min(entries, fmt.residual_tokens) if isinstance(entries, int) else entries.clip(max=fmt.residual_tokens)
+            total = total + newest * (stream.heads * stream.head_dim * 2 - size)
+    return total
+
+
+def state_bytes(mixer: CacheKind, formats: KvFormats) -> int:
+    """Bytes of the mixer's fixed state for one sequence."""
+    return sum(
+        state.elements * (formats.recurrent_bytes if state.name == "recurrent" else formats.conv_bytes)
+        for state in mixer.states()
+    )
+
+
+def sequence_bytes(model: ModelSpec, tokens: Tokens, formats: KvFormats, *, dcp: int = 1, drafts: bool = False) -> Tokens:
+    """Bytes one sequence of `tokens` needs over all layers of `model`: growing parts and state."""
+    total: Any = tokens * 0
+    for layers, mixer in model.mixers(drafts=drafts):
+        total = total + layers * (mixer_bytes(mixer, tokens, formats, dcp=dcp) + state_bytes(mixer, formats))
+    return total
+
+
+def fixed_bytes(model: ModelSpec, formats: KvFormats, *, drafts: bool = False) -> int:
+    """Bytes one sequence holds before its first token: states, and cross attention's encoder rows."""
+    total = 0
+    for layers, mixer in model.mixers(drafts=drafts):
+        rows = stream_rows(mixer, formats)
+        cross = sum(size * s.fixed_entries for s, size, _ in rows if s.fixed_entries is not None)
+        total += layers * (state_bytes(mixer, formats) + cross)
+    return total
+
+
+def bytes_per_token(model: ModelSpec, formats: KvFormats, *, at: int | None = None, dcp: int = 1, drafts: bool = False) -> int:
+    """Bytes that one more token adds over all layers; compressed entries count at their mean.
+
+    Args:
+        at: tokens already cached; None: a short sequence, below every window.
+        dcp: ranks that share the tokens.
+    """
+    scale = 1
+    parts: list[tuple[int, int]] = []
+    for layers, mixer in model.mixers(drafts=drafts):
+        for stream, size, _ in stream_rows(mixer, formats):
+            if stream.fixed_entries is not None or (at is not None and not stream.grows_at(at)):
+                continue
+            shared = stream.ratio * (dcp if stream.window is None else 1)
+            scale = lcm(scale, shared)
+            parts.append((layers * size, shared))
+    return -(-sum(size * (scale // shared) for size, shared in parts) // scale)
+
+
+def prefix_bytes(model: ModelSpec, tokens: int, formats: KvFormats, *, dcp: int = 1) -> int:
+    """Bytes of a prefix of `tokens` that other sequences can use: streams without a window only."""
+    total = 0
+    for layers, mixer in model.mixers():
+        for stream, size, _ in stream_rows(mixer, formats):
+            if stream.window is None and stream.fixed_entries is None:
+                total += layers * stream.entries(-(-tokens // dcp)) * size
+    return total
+
+
+def longest_sequence(model: ModelSpec, num_bytes: int, formats: KvFormats, *, dcp: int = 1, limit: int = 2**40) -> int | None:
+    """The most tokens of one sequence that `num_bytes` hold; None: any number (nothing grows).
+
+    Inverts `sequence_bytes`: it is the largest T with ``sequence_bytes(T) <= num_bytes``, 0 if none.
+    """
+    if sequence_bytes(model, limit, formats, dcp=dcp) <= num_bytes:
+        return None
+    low, high = 0, limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        if sequence_bytes(model, middle, formats, dcp=dcp) <= num_bytes:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,246 @@
+"""Verbs, found by name and imported on use, and the command classes that read their flags.
+
+To add a verb: a line in `VERBS` and a module with ``app = typer.Typer(**SETTINGS)``, on which one
+function is registered with ``@app.command(cls=Verb)`` (or several, for a verb with verbs of its own,
+with ``cls=Group`` for the app itself). The function returns its exit status, None for 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from kvplan._version import __version__
+from kvplan.cli.output import FORMATS, Output
+from kvplan.errors import InputError, UnknownNameError, printable
+
+VERBS: dict[str, tuple[str, str]] = {
+    "plan": ("kvplan.cli.plan", "does this deployment fit, how many tokens and requests"),
+    "explain": ("kvplan.cli.explain", "where each byte per token comes from"),
+    "models": ("kvplan.cli.models", "the models of the catalog, and files of your own"),
+    "gpus": ("kvplan.cli.gpus", "the accelerators of the catalog"),
+    "formats": ("kvplan.cli.formats", "the storage formats of caches and weights"),
+}
+"""verb -> (module, what it answers)."""
+
+EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("plan llama-3.1-70b --gpu h100-sxm -tp 4", "does it fit, how many requests"),
+    ("plan deepseek-v3 --max-model-len 32K", "what the cache costs, on no GPU in particular"),
+    ("explain gemma-3-27b", "the formula with the numbers in it"),
+    ("models list qwen3", "which models are known"),
+    ("gpus list h100", "which GPUs are known"),
+)
+"""What the start page shows; every line of it works as it stands."""
+
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+SETTINGS: dict[str, Any] = {
+    "add_completion": False,
+    "context_settings": CONTEXT,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+}
+"""For every `typer.Typer` of this package: plain help, and no traceback of its own."""
+
+
+class _Flags:
+    """The options of one command, by every name they have."""
+
+    def __init__(self, params: Iterable[Any], path: str) -> None:
+        self.path = path
+        self.takes_value: dict[str, bool] = {}
+        self.hidden: set[str] = set()
+        for param in params:
+            if param.param_type_name == "option":
+                for name in (*param.opts, *param.secondary_opts):
+                    self.takes_value[name] = not (param.is_flag or param.count)
+                    if param.hidden:
+                        self.hidden.add(name)
+
+    def normalise(self, args: Sequence[str], *, interspersed: bool) -> list[str]:
+        """`args` as Typer's parser reads them: ``-c=8`` becomes ``-c 8``, ``--max_model_len`` gets its dashes.
+
+        Args:
+            interspersed: options may follow positional arguments; otherwise the first one ends them.
+
+        Raises:
+            UnknownNameError: an option that the command does not have.
+            InputError: an option without its value, or a value for one that takes none.
+        """
+        found: list[str] = []
+        rest = list(args)
+        while rest:
+            arg = rest.pop(0)
+            if arg == "--" or (not interspersed and not _looks_like_option(arg)):
+                return [*found, arg, *rest]
+            if not _looks_like_option(arg):
+                found.append(arg)
+                continue
+            name, equals, value = arg.partition("=")
+            if name not in self.takes_value and name.startswith("--"):
+                name = name.replace("_", "-")
+            if name not in self.takes_value:
+                raise self._unknown(name)
+            found.append(name)
+            if not self.takes_value[name]:
+                if equals:
+                    raise InputError("takes no value", where=name, hint=f"type {name} alone")
+            elif equals:
+                found.append(value)
+            elif not rest or rest[0].partition("=")[0] in self.takes_value:
+                raise InputError("needs a value", where=name, hint=self._help())
+            else:
+                found.append(rest.pop(0))
+        return found
+
+    def _help(self) -> str:
+        return f"`{self.path} --help` lists the options"
+
+    def _unknown(self, name: str) -> UnknownNameError:
+        known = [n for n in self.takes_value if n not in self.hidden]
+        for size in range(len(name) - 1, 1, -1):
+            if self.takes_value.get(name[:size]) and not name.startswith("--"):
+                return UnknownNameError(
+                    "option", name, [], more=f"did you mean {name[:size]} {printable(name[size:])}?"
+                )
+        return UnknownNameError("option", name, known, more=self._help())
+
+
+def _looks_like_option(arg: str) -> bool:
+    return len(arg) > 1 and arg[0] == "-"
+
+
+def _output_options() -> list[TyperOption]:
+    """The options that every verb has; their values reach the verb as an `Output`."""
+
+    def option(*names: str, text: str, **settings: Any) -> TyperOption:
+        return TyperOption(param_decls=list(names), help=text, rich_help_panel="Output", **settings)
+
+    return [
+        option(
+            "out_format", "--format", metavar="NAME", text=f"{', '.join(FORMATS)}; a table on a terminal, else text"
+        ),
+        option("out_json", "--json", is_flag=True, text="short for --format json"),
+        option("out_file", "-o", "--output", metavar="FILE", text="write there, whole or not at all"),
+        option("out_color", "--color", metavar="WHEN", text="auto, always or never; NO_COLOR and FORCE_COLOR count"),
+        option("out_quiet", "-q", "--quiet", is_flag=True, text="no warnings and notes on stderr"),
+        option("out_debug", "--debug", is_flag=True, text="show the traceback of an error"),
+    ]
+
+
+class Verb(TyperCommand):
+    """A command with the common output options; the verb finds their outcome in ``ctx.obj``."""
+
+    formats: tuple[str, ...] = FORMATS
+    """The formats this verb can write."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params += _output_options()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        flags = _Flags(self.get_params(ctx), ctx.command_path)
+        return super().parse_args(ctx, flags.normalise(args, interspersed=True))
+
+    def invoke(self, ctx: Any) -> Any:
+        taken = {name: ctx.params.pop(f"out_{name}") for name in ("format", "json", "file", "color", "quiet", "debug")}
+        del taken["debug"]  # `main` looks for it before anything is parsed
+        ctx.obj = Output(formats=self.formats, **taken)
+        return super().invoke(ctx)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, then the options under the headings their ``rich_help_panel`` names, in order."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                argument = param.param_type_name == "argument"
+                heading = "Arguments" if argument else getattr(param, "rich_help_panel", None) or "Options"
+                sections.setdefault(heading, []).append(record)
+        for heading in sorted(sections, key=lambda name: name == "Output"):
+            if sections[heading]:
+                with formatter.section(heading):
+                    formatter.write_dl(sections[heading])
+
+
+class Group(TyperGroup):
+    """A command of commands: shows its help when called alone, and knows near misses."""
+
+    def overview(self, ctx: Any) -> str:
+        """What the command prints when it is called alone."""
+        text: str = ctx.get_help()
+        return text
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            typer.echo(self.overview(ctx))
+            raise typer.Exit(0)
+        flags = _Flags(self.get_params(ctx), ctx.command_path)
+        return super().parse_args(ctx, flags.normalise(args, interspersed=False))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        command = self.get_command(ctx, args[0])
+        if command is None:
+            raise UnknownNameError("command", args[0], self.list_commands(ctx), more=self.elsewhere(ctx, args[0]))
+        return args[0], command, args[1:]
+
+    def elsewhere(self, ctx: Any, name: str) -> str:
+        """What to say to an unknown command besides the near ones."""
+        return f"`{ctx.command_path} --help` lists the commands"
+
+
+class LazyGroup(Group):
+    """The root: imports the module of a verb when that verb is called, and none for its help."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        module = import_module(VERBS[cmd_name][0])
+        command = typer.main.get_command(module.app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+
+    def overview(self, ctx: Any) -> str:
+        shown = [(f"kvplan {line}", text) for line, text in EXAMPLES if line.split()[0] in VERBS]
+        width = max(len(line) for line, _ in shown)
+        lines = [f"  {line.ljust(width)}   {text}" for line, text in shown]
+        return "\n".join(
+            [
+                f"kvplan {__version__}: what the KV cache of an LLM costs, and what fits beside the weights",
+                "",
+                *lines,
+                "",
+                f"Commands: {', '.join(VERBS)}. `kvplan COMMAND --help` explains one.",
+            ]
+        )
+
+    def elsewhere(self, ctx: Any, name: str) -> str:
+        if "/" in name or any(c.isdigit() for c in name):
+            return f"to size a model: kvplan plan {printable(name, 60)}"
+        return "`kvplan --help` lists the commands"
+
+
+app = typer.Typer(cls=LazyGroup, **SETTINGS)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvplan {__version__}")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="show the version"),
+) -> None:
+    """Sizes the KV cache of LLM inference: what it costs per token, and what fits beside the weights."""

@@ -1,0 +1,73 @@
+"""The flags of the planning verbs, from tables: `PlanVerb` adds them, `read` turns them into settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperOption
+
+from kvplan.cli.app import Verb
+from kvplan.engines.options import Option
+from kvplan.engines.vllm import flags as vllm
+
+HARDWARE = (
+    Option("gpu", ("--gpu",), "text", "NAME", "GPU id, alias, driver name or YAML file; without it the cache's own figures alone", "Hardware"),
+    Option("gpu_memory", ("--gpu-memory",), "size", "SIZE", "bytes of one GPU as programs see it: 80GiB or 80GB, which differ", "Hardware"),
+    Option("gpu_bandwidth", ("--gpu-bandwidth",), "rate", "RATE", "its memory bandwidth, e.g. 3350GB/s", "Hardware"),
+    Option("gpus", ("--gpus",), "count", "N", "GPUs of the deployment (default tp x pp x dp)", "Hardware"),
+)  # fmt: skip
+
+ENGINE = (
+    Option("engine", ("--engine",), "text", "NAME[@VERSION]", "vllm (default) or generic (arithmetic alone)"),
+    Option("weights", ("--weights",), "text", "FORMAT", "storage of the weights; default: what the checkpoint says"),
+)
+
+WORKLOAD = (
+    Option("concurrency", ("--concurrency",), "count", "N", "running requests of the whole deployment (default 1)", "Workload"),
+    Option("prompt_tokens", ("--prompt-tokens",), "tokens", "TOKENS", "of one request (default 1,024)", "Workload"),
+    Option("output_tokens", ("--output-tokens",), "tokens", "TOKENS", "of one request (default 256)", "Workload"),
+    Option("shared_prefix_tokens", ("--shared-prefix-tokens",), "tokens_or_zero", "TOKENS", "prompt tokens that all requests have in common (default 0)", "Workload"),
+)  # fmt: skip
+
+PLAN = (*HARDWARE, *vllm.LAYOUT, *ENGINE, *vllm.OPTIONS, *WORKLOAD)
+"""Every flag of ``kvplan plan``, in the order of its help."""
+
+
+def typer_option(option: Option) -> TyperOption:
+    """An `Option` as Typer wants it; its value stays text until `read`."""
+    names = [f"flag_{option.setting}", *option.flags]
+    if option.is_switch:
+        return TyperOption(param_decls=names, is_flag=True, help=option.help, rich_help_panel=option.panel)
+    return TyperOption(param_decls=names, metavar=option.metavar, help=option.help, rich_help_panel=option.panel)
+
+
+class PlanVerb(Verb):
+    """A verb with the planning flags; what was typed lies in ``ctx.meta["flags"]``."""
+
+    flags: tuple[Option, ...] = PLAN
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params[1:1] = [typer_option(option) for option in self.flags]
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.meta["flags"] = {o.setting: ctx.params.pop(f"flag_{o.setting}") for o in self.flags}
+        return super().invoke(ctx)
+
+
+def read(ctx: Any) -> dict[str, Any]:
+    """The settings that were typed, read by their tables: setting -> value.
+
+    Raises:
+        InputError: a value that cannot be read; names its flag.
+    """
+    typed = ctx.meta["flags"]
+    found: dict[str, Any] = {}
+    for option in ctx.command.flags:
+        text = typed[option.setting]
+        if option.is_switch:
+            if text:
+                found[option.setting] = option.kind == "true"
+        elif text is not None:
+            found[option.setting] = option.read(text)
+    return found

@@ -1,0 +1,77 @@
+"""The entry point: runs a command line, and turns whatever goes wrong into one line and a status.
+
+0 answered; 1 answered, and it does not fit; 2 could not answer; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvplan.errors import KvplanError
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status; errors are on stderr by then.
+
+    Args:
+        args: the words after ``kvplan``; None: those of this process.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    # One command is one short life: what it imports stays, and looking through all of it again and
+    # again for garbage is a tenth of the start-up time. A long run still collects, less often.
+    gc.set_threshold(100_000, 20, 20)
+    import typer
+
+    from kvplan.cli.app import app
+    from kvplan.cli.output import mute_stdout, report
+
+    try:
+        status = typer.main.get_command(app).main(args=words, prog_name="kvplan", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except KvplanError as error:
+        status, message, hint = error.exit_status, str(error), error.hint
+    except typer.TyperException as error:
+        status, (message, hint) = 2, _usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        mute_stdout()
+        return 0
+    except RecursionError:
+        status, message, hint = 2, "the input nests too deeply", "flatten it"
+    except MemoryError:
+        status, message, hint = 2, "out of memory", "give it a smaller input"
+    except Exception as error:
+        status, message = 2, f"internal error: {type(error).__name__}: {error}"
+        hint = "this is a bug in kvplan; --debug shows where"
+    if "--debug" in words:
+        import traceback
+
+        traceback.print_exc()
+    report(message, hint)
+    return status
+
+
+def _usage(error: typer.TyperException) -> tuple[str, str]:
+    """A usage error of the parser in kvplan's words: (message, hint)."""
+    context: Any = getattr(error, "ctx", None)
+    param: Any = getattr(error, "param", None)
+    path = context.command_path if context is not None else "kvplan"
+    hint = f"`{path} --help` shows what it takes"
+    name = ""
+    if param is not None:
+        long = [opt for opt in param.opts if opt.startswith("--")]
+        name = long[0] if long else param.opts[0] if param.param_type_name == "option" else param.human_readable_name
+    text = getattr(error, "message", "") or ""
+    if param is not None and text:
+        return f"{name}: {text.rstrip('.')}", hint
+    if param is not None:
+        return f"{name} is missing", hint
+    text = error.format_message().rstrip(".")
+    return (text[:1].lower() + text[1:]) or "the command line cannot be read", hint

@@ -1,0 +1,243 @@
+"""Where an answer goes, in which format and colour; warnings and notes go to stderr.
+
+Data is written to stdout or to ``-o FILE``; a reader that closes the pipe early is no error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kvplan.errors import InputError, UnknownNameError, printable
+
+if TYPE_CHECKING:
+    from kvplan.render.grid import Document
+
+FORMATS = ("table", "text", "json", "markdown")
+_SUFFIXES = {".json": "json", ".md": "markdown", ".markdown": "markdown", ".txt": "text"}
+_COLORS = ("auto", "always", "never")
+_LONGEST = 2000
+"""Characters of a message on stderr; a longer one comes from a hostile name."""
+
+
+class Output:
+    """What the output options of one call amount to.
+
+    Args:
+        format: ``--format``, None where it was not given.
+        json: ``--json``.
+        file: ``-o``; None or ``-`` is stdout.
+        color: ``--color``, None where it was not given.
+        quiet: ``--quiet``.
+        formats: the formats that the verb can write.
+
+    Raises:
+        UnknownNameError: a format or a colour mode that does not exist.
+        InputError: ``--json`` beside another format.
+    """
+
+    def __init__(
+        self,
+        *,
+        format: str | None = None,
+        json: bool = False,
+        file: str | None = None,
+        color: str | None = None,
+        quiet: bool = False,
+        formats: Sequence[str] = FORMATS,
+    ) -> None:
+        if format is not None and format not in formats:
+            known = f"known: {', '.join(formats)}"
+            raise UnknownNameError("output format", format, list(formats), where="--format", more=known)
+        if json and format not in (None, "json"):
+            raise InputError(f"contradicts --format {format}", where="--json", hint="give one of them")
+        if color is not None and color not in _COLORS:
+            raise UnknownNameError("colour mode", color, [], where="--color", more=f"type {', '.join(_COLORS)}")
+        if file == "":
+            raise InputError("needs a file name", where="-o", hint="-o plan.json; - is stdout")
+        self.file = None if file == "-" else file
+        self.quiet = quiet
+        self.color = _wants_color(color, None if self.file else sys.stdout)
+        self.format = "json" if json else format or self._default_format(formats)
+
+    def _default_format(self, formats: Sequence[str]) -> str:
+        if self.file is not None:
+            found = _SUFFIXES.get(os.path.splitext(self.file)[1].lower(), "text")
+            return found if found in formats else "text"
+        return "table" if _is_terminal(sys.stdout) else "text"
+
+    def emit(self, document: Document, payload: Mapping[str, Any], *, warnings: Sequence[str] = ()) -> None:
+        """Write the answer: `payload` as JSON, or `document` drawn in the format that was asked for.
+
+        `warnings` go to stderr, and into whatever is read away from the terminal: Markdown and files.
+        """
+        if self.format == "json":
+            self.emit_json(payload)
+        else:
+            self.write(self.drawn(document, warnings))
+        for warning in warnings:
+            self.warn(warning)
+
+    def emit_json(self, payload: Mapping[str, Any]) -> None:
+        """Write `payload` as JSON, whatever the format; for verbs whose answer is JSON by nature."""
+        from kvplan.render.jsonout import write
+
+        self.write(write(payload))
+
+    def drawn(self, document: Document, warnings: Sequence[str] = ()) -> str:
+        """`document` in the chosen format, which is not JSON."""
+        if warnings and (self.file is not None or self.format == "markdown"):
+            from kvplan.render.grid import Warnings
+
+            document = [*document, Warnings(warnings)]
+        if self.format == "markdown":
+            from kvplan.render import markdown
+
+            return markdown.draw(document)
+        unicode = self.file is not None or _speaks_unicode(sys.stdout)
+        if self.format == "table":
+            from kvplan.render import table
+
+            return table.draw(document, width=terminal_width(), color=self.color, unicode=unicode)
+        from kvplan.render import text
+
+        return text.draw(document, color=self.color, unicode=unicode)
+
+    def write(self, text: str) -> None:
+        """Put `text` on stdout or into the file, whole or not at all.
+
+        Raises:
+            InputError: the file or the stream cannot be written.
+        """
+        if self.file is None:
+            _write_stdout(text)
+            return
+        write_file(self.file, text)
+        self.note(f"wrote {self.file}")
+
+    def warn(self, text: str) -> None:
+        """A warning on stderr, unless ``--quiet``."""
+        if not self.quiet:
+            say(text, head="warning", color=_wants_color(None, sys.stderr))
+
+    def note(self, text: str) -> None:
+        """A remark on stderr, unless ``--quiet``."""
+        if not self.quiet:
+            say(text)
+
+
+def of(ctx: Any) -> Output:
+    """The output of the verb that runs in this context."""
+    output: Output = ctx.obj
+    return output
+
+
+def say(text: str, *, head: str = "", color: bool = False) -> None:
+    """One line on stderr; a stderr that is closed or broken is no error."""
+    line = printable(text, _LONGEST)
+    if head:
+        styles = {"error": "\033[1;31m", "warning": "\033[33m", "hint": "\033[36m"}
+        line = f"{styles[head]}{head}:\033[0m {line}" if color else f"{head}: {line}"
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        return
+
+
+def report(message: str, hint: str | None) -> None:
+    """An error and its hint on stderr."""
+    color = _wants_color(None, sys.stderr)
+    say(message, head="error", color=color)
+    if hint:
+        say(hint, head="hint", color=color)
+
+
+def terminal_width() -> int:
+    """Columns to draw a table in: ``COLUMNS``, the terminal's, or 80."""
+    from shutil import get_terminal_size
+
+    return max(get_terminal_size((80, 24)).columns, 20)
+
+
+def write_file(path: str, text: str) -> None:
+    """Write a file through a new one beside it, so that it is never seen half done.
+
+    Links are followed; what is no regular file (a pipe, a device) is written as it is. An existing file
+    keeps its permissions.
+
+    Raises:
+        InputError: it cannot be written; nothing has changed then.
+    """
+    target = os.path.realpath(path)
+    new = f"{target}.{os.getpid()}.new"
+    data = text.encode("utf-8", "backslashreplace")
+    try:
+        if os.path.exists(target) and not os.path.isfile(target):
+            with open(target, "wb") as stream:  # refuses a folder
+                stream.write(data)
+            return
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            with open(handle, "wb") as file:
+                file.write(data)
+            if os.path.exists(target):
+                os.chmod(new, os.stat(target).st_mode & 0o7777)
+            os.replace(new, target)
+        except BaseException:
+            os.unlink(new)
+            raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"cannot write {printable(path)}: {reason}", where="-o", hint="name a file that can be written"
+        ) from None
+
+
+def _write_stdout(text: str) -> None:
+    stream = sys.stdout
+    if stream is None:
+        raise InputError("standard output is closed", hint="write to a file with -o FILE")
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        mute_stdout()
+    except OSError as error:
+        mute_stdout()
+        raise InputError(f"cannot write to standard output: {error.strerror}", hint="is the disk full?") from None
+
+
+def mute_stdout() -> None:
+    """Send what is still buffered nowhere, so that the interpreter's last flush cannot fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _speaks_unicode(stream: TextIO | None) -> bool:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        "─█▲".encode(encoding)
+    except (UnicodeError, LookupError):
+        return False
+    return True
+
+
+def _wants_color(mode: str | None, stream: TextIO | None) -> bool:
+    """Colour or not: the flag decides, then ``NO_COLOR``, ``FORCE_COLOR``, ``TERM``, the terminal."""
+    if mode in ("always", "never"):
+        return mode == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if stream is None:
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return os.environ.get("TERM") != "dumb" and _is_terminal(stream)

@@ -1,0 +1,39 @@
+"""The engines kvplan knows, found by name; one module each, imported on use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kvplan.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Engine
+
+ENGINES: dict[str, tuple[str, str]] = {
+    "vllm": ("vllm.engine", "Vllm"),
+    "generic": ("generic", "Generic"),
+}
+"""name -> (module in this package, class)."""
+
+DEFAULT_ENGINE = "vllm"
+
+
+def get_engine(name: str = DEFAULT_ENGINE) -> Engine:
+    """The engine called `name`, or ``name@version``.
+
+    Raises:
+        UnknownNameError: no such engine.
+        InputError: a version this engine's rules are not known for.
+    """
+    base, _, version = name.partition("@")
+    try:
+        module, attribute = ENGINES[base.lower()]
+    except KeyError:
+        raise UnknownNameError("engine", base, list(ENGINES), where="--engine", more=f"known: {', '.join(ENGINES)}") from None
+    engine: Engine = getattr(import_module(f"kvplan.engines.{module}"), attribute)()
+    if version and version != engine.version:
+        raise InputError(
+            f"{base} {version} is not known", where="--engine", hint=f"{base}@{engine.version} is; leave the version out for it"
+        )
+    return engine

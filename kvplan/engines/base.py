@@ -1,0 +1,217 @@
+"""What an engine is to kvplan: its defaults, its budget rule, and how it turns bytes into requests.
+
+Two questions are kept apart. *How many bytes are left for the cache?* is modelled: every `Term`
+carries a basis and a low and high bound. *How many blocks, tokens and requests do these bytes
+hold?* is integer arithmetic and exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from kvplan.cache.bytes import KvFormats
+from kvplan.spec.gpu import GpuSpec
+from kvplan.spec.model import ModelSpec
+
+Basis = Literal["exact", "modelled", "measured"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every resolved setting of a deployment. None: the engine has no such setting, or it needs a GPU."""
+
+    engine: str
+    engine_version: str
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    gpus: int = 1
+    """GPUs of the whole deployment; those beyond tp x pp x dp idle."""
+    max_model_len: int = 0
+    """Longest request in tokens. 0 while it is being fitted to the memory."""
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float = 1.0
+    block_size: int = 1
+    """Tokens per cache block."""
+    kv_cache_dtype: str = "auto"
+    weights: str = "auto"
+    kv_cache_memory_bytes: int | None = None
+    """Per GPU; replaces the modelled budget."""
+    num_gpu_blocks_override: int | None = None
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = True
+    mamba_ssm_cache_dtype: str = "auto"
+    concurrency: int = 1
+    """Running requests of the whole deployment."""
+    prompt_tokens: int = 1024
+    output_tokens: int = 256
+    shared_prefix_tokens: int = 0
+    allow_long_max_model_len: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Settings that only this engine has, by the names in its `Engine.settings`."""
+    defaults: dict[str, str] = field(default_factory=dict)
+    """setting -> where its value comes from, for every setting the user did not give."""
+
+    @property
+    def request_tokens(self) -> int:
+        """Prompt and output of one request of the workload."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def world_size(self) -> int:
+        """GPUs that hold the model: tp x pp x dp."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
+    def concurrency_per_replica(self) -> int:
+        """Requests of the most loaded data-parallel replica."""
+        return -(-self.concurrency // self.data_parallel_size)
+
+
+class Term(NamedTuple):
+    """One line of the memory waterfall of a rank."""
+
+    name: str
+    part: str
+    """Which sum it belongs to: ``weights``, ``activation``, ``cuda_graph`` or ``runtime``."""
+    bytes: int
+    low_bytes: int
+    high_bytes: int
+    basis: Basis
+    source: str
+
+
+def exact(name: str, part: str, num_bytes: int, source: str) -> Term:
+    """A term that arithmetic gives to the byte."""
+    return Term(name, part, num_bytes, num_bytes, num_bytes, "exact", source)
+
+
+class Stage(NamedTuple):
+    """What one pipeline stage's most loaded rank holds."""
+
+    index: int
+    spec: ModelSpec
+    """The model as this rank sees it: its layers only, heads and widths divided."""
+    first: bool
+    last: bool
+    weights_bytes: int
+
+
+class Pool(NamedTuple):
+    """The cache of one replica in the engine's own terms."""
+
+    block_size: int | None
+    num_blocks: int | None
+    kv_tokens: int | None
+    """Tokens the pool physically holds for one sequence's growth; None: groups share no measure."""
+    engine_reported_tokens: int | None
+    max_concurrency: float
+    """Requests of max_model_len, as the engine computes it."""
+    max_single_request_tokens: int
+    starts: bool
+    """Whether one request of max_model_len holds as the engine checks it at start."""
+    used_bytes: tuple[int, ...]
+    """Per stage: bytes the pool allocates out of what it was given."""
+
+
+class CachePool(NamedTuple):
+    """One cache as a local engine lays it out (and often prints it)."""
+
+    kind: str
+    """``full``, ``sliding``, ``recurrent``, ``index``, ..."""
+    cells: int | None
+    """Token slots per layer, streams included."""
+    blocks: int | None
+    bytes: int
+    k_bytes: int
+    v_bytes: int
+
+
+class Allocation(NamedTuple):
+    """What an engine lays out when it starts, in its own terms, whatever the workload."""
+
+    bytes: int
+    """All pools and states together."""
+    pools: tuple[CachePool, ...]
+    state_bytes: int
+    compute_buffer_bytes: int | None
+    peak_bytes: int | None
+    """The most that exists at once while the cache grows; None: it does not grow."""
+
+
+class Engine:
+    """One serving engine. Subclasses say what differs; one module each."""
+
+    name: str
+    version: str
+    summary: str
+    settings: frozenset[str] = frozenset()
+    """Names of the engine's own settings, beyond layout and workload."""
+    highest_utilization: float = 1.0
+    """The largest share of the device that advice will propose."""
+    smaller_kv_formats: tuple[str, ...] = ()
+    """KV formats that advice tries where the cache does not fit, mildest first."""
+
+    def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+        """Values of settings that the user left open: name -> (value, where the default comes from)."""
+        raise NotImplementedError
+
+    def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
+        """Refuse what no budget makes legal; returns warnings.
+
+        Raises:
+            UnsupportedError: the engine would not start, whatever the memory.
+        """
+        return []
+
+    def split_layers(self, num_layers: int, stages: int) -> list[int]:
+        """Layers per pipeline stage."""
+        raise NotImplementedError
+
+    def vocab_rows(self, vocab_size: int, tp: int) -> int:
+        """Rows of the embedding that one rank holds."""
+        return -(-vocab_size // tp)
+
+    def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
+        """Storage of the cache under these settings."""
+        raise NotImplementedError
+
+    def budget_bytes(self, total_bytes: int, settings: Settings) -> int:
+        """Bytes of a GPU that the engine lets itself use."""
+        raise NotImplementedError
+
+    def terms(self, stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
+        """What the budget pays for besides the weights, on one rank."""
+        return []
+
+    def request_bytes(self, stage: Stage, settings: Settings, tokens: int) -> int:
+        """Bytes reserved on one rank of `stage` for a request of `tokens`, pages included."""
+        raise NotImplementedError
+
+    def start_bytes(self, stage: Stage, settings: Settings) -> int:
+        """Bytes the engine wants to see before it starts: one request of max_model_len as it checks it."""
+        return self.request_bytes(stage, settings, settings.max_model_len)
+
+    def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
+        """The pool that `kv_bytes` (one figure a stage) give."""
+        raise NotImplementedError
+
+    def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
+        """Requests of `tokens` tokens that run at once in one replica."""
+        raise NotImplementedError
+
+    def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
+        """Whether the workload (concurrency x (prompt + output), prefix shared) fits one replica."""
+        raise NotImplementedError
+
+    def allocation(self, model: ModelSpec, settings: Settings) -> Allocation | None:
+        """What the engine lays out at start; None where the pool is all there is to say."""
+        return None
+
+    def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> int:
+        """Tokens of the common prefix that requests really share (whole blocks, where blocks are)."""
+        raise NotImplementedError

@@ -1,0 +1,112 @@
+"""Flags as data: what a setting is called on a command line, and how its text is read.
+
+Every table of flags in kvplan is made of `Option`: those of ``kvplan plan`` and its kin, and those of
+the engines, which also serve to read an engine's own command line. Tables live with their engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvplan.errors import InputError, printable
+from kvplan.units import parse_rate, parse_size, parse_tokens
+
+_MAX_COUNT = 1 << 50
+
+
+class Option(NamedTuple):
+    """One flag."""
+
+    setting: str
+    """The field it sets; names of settings are those of `kvplan.engines.base.Settings`."""
+    flags: tuple[str, ...]
+    """As typed, the long one first."""
+    kind: str
+    """A key of `READERS`, or ``true`` / ``false`` for a switch that takes no value."""
+    metavar: str
+    help: str
+    panel: str = "Engine"
+    """The heading it stands under in the help."""
+
+    @property
+    def is_switch(self) -> bool:
+        return self.kind in ("true", "false")
+
+    def read(self, text: str) -> Any:
+        """The value of `text`.
+
+        Raises:
+            InputError: it cannot be read; names the flag.
+        """
+        return READERS[self.kind](text, self.flags[0])
+
+
+def parse_count(text: str, flag: str) -> int:
+    """A whole number above zero.
+
+    Raises:
+        InputError: anything else.
+    """
+    digits = text.strip().replace(",", "").replace("_", "")
+    if not digits.isascii() or not digits.isdigit():
+        raise InputError(f"{printable(text, 40)!r} is not a whole number above 0", where=flag, hint=f"{flag} 8, for example")
+    if len(digits) > 16 or int(digits) > _MAX_COUNT:
+        raise InputError(f"{printable(text, 40)!r} is absurdly large", where=flag, hint="check the digits")
+    if int(digits) == 0:
+        raise InputError("0 is too small", where=flag, hint="at least 1")
+    return int(digits)
+
+
+def parse_share(text: str, flag: str) -> float:
+    """A share above 0 and up to 1.
+
+    Raises:
+        InputError: anything else; a percentage is answered with the share it means.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value <= 1:
+        hint = f"type {value / 100:g}" if 1 < value <= 100 else "type a number above 0 and up to 1, such as 0.92"
+        raise InputError(f"{printable(text, 40)!r} is not a share of the memory", where=flag, hint=hint)
+    return value
+
+
+def parse_max_model_len(text: str, flag: str) -> int:
+    """A token count, or -1 (``auto``) to fit the length to the memory."""
+    return -1 if text.strip() in ("-1", "auto") else parse_tokens(text, flag)
+
+
+def parse_tokens_or_zero(text: str, flag: str) -> int:
+    """A token count that may be none at all."""
+    return 0 if text.strip() == "0" else parse_tokens(text, flag)
+
+
+def parse_engine_bytes(text: str, flag: str) -> int:
+    """Bytes as vLLM's own flags read them (``25g`` is 25 x 10^9, ``25G`` 25 x 2^30), or with a unit.
+
+    Source: vLLM 0.33.0 ``vllm/engine/arg_utils.py``, ``human_readable_int``.
+    """
+    return parse_size(text, flag) if text.strip().lower().endswith("b") else parse_tokens(text, flag)
+
+
+def parse_text(text: str, flag: str) -> str:
+    """A name, checked later by whoever knows the names."""
+    if not text.strip():
+        raise InputError("needs a value", where=flag, hint=f"{flag} NAME")
+    return text.strip()
+
+
+READERS = {
+    "count": parse_count,
+    "tokens": parse_tokens,
+    "tokens_or_zero": parse_tokens_or_zero,
+    "max_model_len": parse_max_model_len,
+    "size": parse_size,
+    "rate": parse_rate,
+    "engine_bytes": parse_engine_bytes,
+    "share": parse_share,
+    "text": parse_text,
+}
+"""kind -> reader(text, flag)."""

@@ -1,0 +1,1 @@
+"""vLLM: paging, defaults and memory budget, by version."""

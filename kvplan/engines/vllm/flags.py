@@ -1,0 +1,56 @@
+"""vLLM's flags that change what the cache gets. Names and meaning: vLLM 0.33.0 ``vllm/engine/arg_utils.py``."""
+
+from __future__ import annotations
+
+from kvplan.engines.options import Option
+
+OPTIONS = (
+    Option(
+        "max_model_len", ("--max-model-len",), "max_model_len", "TOKENS",
+        "longest request: 32768, 32K (32,768), 32k (32,000); -1 fits it to the memory; default: the model's maximum",
+    ),
+    Option("max_num_seqs", ("--max-num-seqs",), "count", "N", "running sequences of one replica at most"),
+    Option("max_num_batched_tokens", ("--max-num-batched-tokens",), "tokens", "TOKENS", "tokens of one step at most"),
+    Option(
+        "gpu_memory_utilization", ("--gpu-memory-utilization",), "share", "SHARE",
+        "share of the device that the engine may use, e.g. 0.9",
+    ),
+    Option("block_size", ("--block-size",), "tokens", "TOKENS", "tokens per cache block"),
+    Option(
+        "kv_cache_dtype", ("--kv-cache-dtype",), "text", "FORMAT",
+        "storage of the cache; K,V for two (`kvplan formats` lists them); default: the model's",
+    ),
+    Option(
+        "kv_cache_memory_bytes", ("--kv-cache-memory-bytes",), "engine_bytes", "BYTES",
+        "cache per GPU; replaces the modelled budget",
+    ),
+    Option(
+        "num_gpu_blocks_override", ("--num-gpu-blocks-override",), "count", "N", "blocks of the pool, whatever the memory"
+    ),
+    Option("enforce_eager", ("--enforce-eager",), "true", "", "no CUDA graphs"),
+    Option("enable_prefix_caching", ("--no-enable-prefix-caching",), "false", "", "no sharing of common prefixes"),
+    Option("mamba_ssm_cache_dtype", ("--mamba-ssm-cache-dtype",), "text", "FORMAT", "storage of recurrent states"),
+)  # fmt: skip
+
+LAYOUT = (
+    Option(
+        "tensor_parallel_size", ("--tensor-parallel-size", "-tp"), "count", "N", "ranks that share every layer (default 1)",
+        "Layout",
+    ),
+    Option(
+        "pipeline_parallel_size", ("--pipeline-parallel-size", "-pp"), "count", "N",
+        "stages of consecutive layers (default 1)", "Layout",
+    ),
+    Option(
+        "data_parallel_size", ("--data-parallel-size", "-dp"), "count", "N",
+        "replicas, each with its own cache (default 1)", "Layout",
+    ),
+    Option(
+        "decode_context_parallel_size", ("--decode-context-parallel-size", "-dcp"), "count", "N",
+        "ranks of a tensor parallel group that share the tokens (default 1)", "Layout",
+    ),
+    Option(
+        "enable_expert_parallel", ("--enable-expert-parallel",), "true", "", "deal whole experts over the ranks", "Layout"
+    ),
+)  # fmt: skip
+"""The layout flags, which kvplan itself takes under the same names for every engine."""

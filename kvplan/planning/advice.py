@@ -1,0 +1,130 @@
+"""What to change where a deployment does not fit: each piece of advice is computed, not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvplan.cache.sharding import legal_sizes
+from kvplan.errors import KvplanError
+from kvplan.planning.evaluate import Outcome, evaluate
+from kvplan.planning.plan import Hint
+from kvplan.units import gib
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Engine
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+MAX_GPUS = 64
+Try = Callable[..., Outcome | None]
+
+
+def hints(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> tuple[Hint, ...]:
+    """Single changes that make a deployment fit, each tried; empty where it fits or nothing is known."""
+    if outcome.fits is not False:
+        return ()
+    settings = outcome.settings
+
+    def attempt(**changes: object) -> Outcome | None:
+        try:
+            return evaluate(model, gpu, engine, replace(settings, **changes))
+        except KvplanError:
+            return None
+
+    found: list[Hint] = []
+    for advise in (_shorter, _fewer_requests, _smaller_format, _more_gpus, _utilization):
+        found += advise(model, engine, outcome, attempt)
+    return tuple(found)
+
+
+def longest_that_fits(outcome: Outcome, attempt: Try) -> int:
+    """The largest max_model_len with which the deployment fits; 0 where none does."""
+    low, high = 0, outcome.settings.max_model_len
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = attempt(max_model_len=middle)
+        if tried is not None and tried.fits:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _shorter(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
+    length = longest_that_fits(outcome, attempt)
+    if length >= outcome.settings.request_tokens:
+        yield Hint("--max-model-len", str(length), f"the longest request that holds: {length:,} tokens")
+
+
+def _fewer_requests(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
+    settings = outcome.settings
+    if outcome.pool is None or not outcome.pool.starts or outcome.kv_bytes is None:
+        return
+    runs = engine.requests_at(outcome.stages, settings, outcome.kv_bytes, settings.request_tokens) * settings.data_parallel_size
+    if 0 < runs < settings.concurrency:
+        yield Hint("--concurrency", str(runs), f"{runs:,} requests of {settings.request_tokens:,} tokens hold at once")
+
+
+def _smaller_format(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
+    if outcome.binding != "kv":
+        return
+    now = max(engine.request_bytes(s, outcome.settings, outcome.settings.max_model_len) for s in outcome.stages)
+    for name in engine.smaller_kv_formats:
+        tried = attempt(kv_cache_dtype=name)
+        if tried is not None and tried.fits:
+            then = max(engine.request_bytes(s, tried.settings, tried.settings.max_model_len) for s in tried.stages)
+            yield Hint("--kv-cache-dtype", name, f"a request of the maximum length takes {gib(then)} per GPU instead of {gib(now)}")
+            return
+
+
+def _more_gpus(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
+    settings = outcome.settings
+    tp = settings.tensor_parallel_size
+    for size in legal_sizes(model, MAX_GPUS):
+        if size == tp:
+            continue
+        tried = attempt(tensor_parallel_size=size, gpus=size * settings.pipeline_parallel_size * settings.data_parallel_size)
+        if tried is not None and tried.fits:
+            yield Hint("--tensor-parallel-size", str(size), f"fits on {tried.settings.gpus} GPUs (tp {size})")
+            return
+    per_node = max((s for s in legal_sizes(model, 8) if s <= 8), default=tp)
+    for stages in range(settings.pipeline_parallel_size + 1, min(8, model.num_layers) + 1):
+        tried = attempt(tensor_parallel_size=per_node, pipeline_parallel_size=stages, gpus=per_node * stages * settings.data_parallel_size)
+        if tried is not None and tried.fits:
+            yield Hint("--pipeline-parallel-size", str(stages), f"fits on {tried.settings.gpus} GPUs (tp {per_node}, pp {stages})")
+            return
+
+
+def _utilization(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
+    if "gpu_memory_utilization" not in engine.settings or outcome.settings.kv_cache_memory_bytes is not None:
+        return
+    highest = engine.highest_utilization
+    if outcome.settings.gpu_memory_utilization >= highest:
+        return
+
+    def fits(thousandths: int) -> bool:
+        tried = attempt(gpu_memory_utilization=thousandths / 1000)
+        return tried is not None and bool(tried.fits)
+
+    if fits(round(highest * 1000)):
+        smallest = smallest_thousandth(fits)
+        yield Hint("--gpu-memory-utilization", f"{smallest:g}", "the smallest share of the device with which it fits")
+
+
+def smallest_thousandth(good: Callable[[int], bool]) -> float | None:
+    """The smallest share, in thousandths of 1, for which `good` holds; None where not even 1 does.
+
+    `good` takes thousandths and must stay true once it is.
+    """
+    low, high = 0, 1000
+    if not good(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if good(middle):
+            high = middle
+        else:
+            low = middle
+    return high / 1000

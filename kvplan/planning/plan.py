@@ -1,0 +1,156 @@
+"""The result of a plan: what is printed, what is serialised, what other verbs build on.
+
+Every figure says in its name what it counts. Field names and their order are the keys of
+``plan --json`` (schema ``kvplan.plan/1``): keys may be added, never changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvplan.engines.base import Allocation, Term
+from kvplan.planning.evaluate import Binding
+
+SCHEMA = "kvplan.plan/1"
+
+
+class ModelFigures(NamedTuple):
+    """The model that was planned."""
+
+    id: str
+    name: str
+    architecture: str
+    num_layers: int
+    max_position_embeddings: int | None
+    parameters: int
+    active_parameters: int
+    confidence: str
+
+
+class KvGroup(NamedTuple):
+    """Layers that cache the same: bytes are of one layer, unsharded."""
+
+    kind: str
+    layers: int
+    kv_heads: int | None
+    head_dim_k: int | None
+    head_dim_v: int | None
+    window: int | None
+    bytes_per_token_per_layer: int
+    fixed_bytes_per_layer: int
+    ratio: int | None
+    """Tokens per entry where entries are compressed."""
+
+
+class SharedPrefix(NamedTuple):
+    """What a common prompt prefix saves over the workload's concurrent requests."""
+
+    tokens_shared: int
+    bytes_saved: int
+
+
+class KvFigures(NamedTuple):
+    """What the cache costs. Unsharded unless the name says per GPU."""
+
+    bytes_per_token: int
+    bytes_per_token_per_gpu: int
+    marginal_bytes_per_token_at_max_len: int
+    fixed_bytes_per_sequence: int
+    bytes_per_sequence: int
+    bytes_per_sequence_per_gpu: int
+    exceeds_weights_at_tokens: int | None
+    shared_prefix: SharedPrefix | None
+    groups: tuple[KvGroup, ...]
+    format_k: str
+    format_v: str
+
+
+class RankMemory(NamedTuple):
+    """Memory of one rank: weights + activation + cuda_graph + runtime + kv + unused = total."""
+
+    rank: int
+    gpu: str
+    total_bytes: int
+    budget_bytes: int
+    weights_bytes: int
+    activation_bytes: int
+    cuda_graph_bytes: int
+    runtime_bytes: int
+    kv_bytes: int
+    unused_bytes: int
+    terms: tuple[Term, ...]
+    weights_by_role: dict[str, int]
+    replicated_bytes: int
+    """Part of the weights that every tensor-parallel rank holds a whole copy of."""
+    pipeline_stage: int
+
+
+class AtLength(NamedTuple):
+    """Requests of `tokens` tokens that one replica runs at once."""
+
+    tokens: int
+    requests: int
+
+
+class Capacity(NamedTuple):
+    """What the cache holds, per engine replica unless the name says total."""
+
+    block_size: int | None
+    num_blocks: int | None
+    kv_tokens: int | None
+    engine_reported_tokens: int | None
+    max_concurrency: float | None
+    max_single_request_tokens: int | None
+    at: tuple[AtLength, ...]
+    max_num_seqs_allowed: int | None
+    min_gpu_memory_utilization: float | None
+    total_kv_tokens: int | None
+    total_max_concurrency: float | None
+
+
+class Hint(NamedTuple):
+    """A setting to paste, and what it brings."""
+
+    flag: str
+    value: str
+    effect: str
+
+
+class Verdict(NamedTuple):
+    """Whether the deployment fits, and what to change where it does not."""
+
+    fits: bool | None
+    reason: str
+    binding: Binding | None
+    hints: tuple[Hint, ...]
+
+
+class Plan(NamedTuple):
+    """One deployment, worked through."""
+
+    schema: str
+    inputs: dict[str, Any]
+    model: ModelFigures
+    kv: KvFigures
+    memory: tuple[RankMemory, ...] | None
+    capacity: Capacity | None
+    allocation: Allocation | None
+    verdict: Verdict
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's JSON object, ready for ``json.dumps``."""
+        plain = to_plain(self)
+        plain.update(decode=None, prefill=None)
+        return plain
+
+
+def to_plain(value: Any) -> Any:
+    """Named tuples as dicts, tuples as lists, the rest as it is."""
+    if hasattr(value, "_fields"):
+        return {name: to_plain(item) for name, item in zip(value._fields, value, strict=True)}
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value

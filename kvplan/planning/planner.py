@@ -1,0 +1,180 @@
+"""From specs and settings to a `Plan`."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from kvplan.engines import get_engine
+from kvplan.engines.base import Engine, Settings
+from kvplan.errors import InputError
+from kvplan.planning.advice import hints, smallest_thousandth
+from kvplan.planning.evaluate import Outcome, Waterfall, evaluate
+from kvplan.planning.kv import kv_figures
+from kvplan.planning.plan import SCHEMA, AtLength, Capacity, KvFigures, ModelFigures, Plan, RankMemory, Verdict
+from kvplan.planning.settings import FIT, resolve, with_length
+
+if TYPE_CHECKING:
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+LENGTHS = tuple(1024 << i for i in range(0, 12, 2))
+"""Lengths in tokens at which the report says how many requests run: 1K, 4K, 16K, ..."""
+
+
+def plan_deployment(model: ModelSpec, gpu: GpuSpec | None, engine: str, given: dict[str, Any]) -> Plan:
+    """What a deployment holds, and whether it fits; `kvplan.plan` is this with names looked up.
+
+    Raises:
+        KvplanError: nothing could be answered.
+    """
+    chosen = get_engine(engine)
+    settings, warnings = resolve(model, gpu, chosen, given)
+    if settings.max_model_len == FIT:
+        settings = _fit_length(model, gpu, chosen, settings)
+    warnings += chosen.check(model, settings, gpu)
+    outcome = evaluate(model, gpu, chosen, settings)
+    return _assemble(model, gpu, chosen, outcome, warnings)
+
+
+def _fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Settings) -> Settings:
+    """``--max-model-len -1``: the model's maximum, or what the memory allows of it."""
+    limit = model.max_position_embeddings
+    sources = {**settings.defaults, "max_model_len": "fitted to the memory"}
+    tried = replace(with_length(settings, limit or 1), defaults=sources)
+    outcome = evaluate(model, gpu, engine, tried)
+    if outcome.kv_bytes is None:
+        raise InputError("-1 fits the length to the memory, and no memory is given", where="--max-model-len", hint="add --gpu NAME")
+    longest = outcome.pool.max_single_request_tokens if outcome.pool else 0
+    fitted = min(longest, limit) if limit else longest
+    return with_length(tried, max(1, fitted))
+
+
+def _assemble(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome, warnings: list[str]) -> Plan:
+    settings = outcome.settings
+    kv = kv_figures(model, engine, settings, outcome.stages, _unsharded_weights(model, engine, settings))
+    figures = ModelFigures(
+        model.id, model.name, model.architecture, model.num_layers, model.max_position_embeddings,
+        model.parameters, model.active_parameters, model.confidence,
+    )  # fmt: skip
+    memory = _memory(gpu, outcome) if gpu is not None and outcome.waterfalls is not None else None
+    capacity = _capacity(engine, outcome) if outcome.kv_bytes is not None else None
+    verdict = Verdict(outcome.fits, outcome.reason, outcome.binding, hints(model, gpu, engine, outcome))
+    all_warnings = (*_model_warnings(model, settings, kv), *_gpu_warnings(gpu), *warnings)
+    inputs, allocation = _inputs(model, gpu, settings, outcome), engine.allocation(model, settings)
+    return Plan(SCHEMA, inputs, figures, kv, memory, capacity, allocation, verdict, all_warnings)
+
+
+def _unsharded_weights(model: ModelSpec, engine: Engine, settings: Settings) -> int:
+    """Bytes of the whole model's weights on one imaginary device."""
+    alone = replace(
+        settings, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1,
+        decode_context_parallel_size=1, enable_expert_parallel=False, kv_cache_memory_bytes=None,
+    )  # fmt: skip
+    return evaluate(model, None, engine, alone).stages[0].weights_bytes
+
+
+def _inputs(model: ModelSpec, gpu: GpuSpec | None, settings: Settings, outcome: Outcome) -> dict[str, Any]:
+    """Every resolved setting, and where each default comes from."""
+    found: dict[str, Any] = {"model": model.id, "gpu": gpu.id if gpu else None}
+    for item in fields(settings):
+        if item.name not in ("defaults", "extra"):
+            found[item.name] = getattr(settings, item.name)
+    found.update(settings.extra)
+    found["weights_format"] = outcome.weights.quantized.name
+    found["defaults"] = dict(settings.defaults)
+    return found
+
+
+def _memory(gpu: GpuSpec, outcome: Outcome) -> tuple[RankMemory, ...]:
+    """A row per rank, data-parallel replica by replica, stage by stage."""
+    settings = outcome.settings
+    assert outcome.waterfalls is not None  # the caller checked
+    rows: list[RankMemory] = []
+    for _ in range(settings.data_parallel_size):
+        for stage, fall, roles in zip(outcome.stages, outcome.waterfalls, outcome.roles, strict=True):
+            kv = _kv_row_bytes(outcome, stage.index, fall)
+            spent = sum(t.bytes for t in fall.terms)
+            by_role = {r.role: r.num_bytes for r in roles}
+            row = RankMemory(
+                rank=0, gpu=gpu.id, total_bytes=fall.total_bytes, budget_bytes=fall.budget_bytes,
+                weights_bytes=fall.part("weights"), activation_bytes=fall.part("activation"),
+                cuda_graph_bytes=fall.part("cuda_graph"), runtime_bytes=fall.part("runtime"), kv_bytes=kv,
+                unused_bytes=fall.total_bytes - spent - kv, terms=fall.terms, weights_by_role=by_role,
+                replicated_bytes=sum(r.replicated_bytes for r in roles), pipeline_stage=stage.index,
+            )  # fmt: skip
+            rows += [row._replace(rank=len(rows) + i) for i in range(settings.tensor_parallel_size)]
+    return tuple(rows)
+
+
+def _kv_row_bytes(outcome: Outcome, stage: int, fall: Waterfall) -> int:
+    """Bytes of cache on a rank: what the budget leaves, or what was asked for; never below 0."""
+    if outcome.kv_bytes is None:
+        return 0
+    return max(0, outcome.kv_bytes[stage])
+
+
+def _capacity(engine: Engine, outcome: Outcome) -> Capacity:
+    settings, pool, kv = outcome.settings, outcome.pool, outcome.kv_bytes
+    smallest = _smallest_utilization(engine, outcome)
+    if pool is None or kv is None:
+        return Capacity(None, None, None, None, None, None, (), None, smallest, None, None)
+    lengths = sorted({n for n in (*LENGTHS, settings.request_tokens, settings.max_model_len) if n <= settings.max_model_len})
+    at = tuple(AtLength(n, engine.requests_at(outcome.stages, settings, kv, n)) for n in lengths)
+    dp = settings.data_parallel_size
+    total = pool.kv_tokens * dp if pool.kv_tokens is not None else None
+    return Capacity(
+        block_size=pool.block_size, num_blocks=pool.num_blocks, kv_tokens=pool.kv_tokens,
+        engine_reported_tokens=pool.engine_reported_tokens, max_concurrency=pool.max_concurrency,
+        max_single_request_tokens=pool.max_single_request_tokens, at=at, max_num_seqs_allowed=None,
+        min_gpu_memory_utilization=smallest, total_kv_tokens=total, total_max_concurrency=pool.max_concurrency * dp,
+    )  # fmt: skip
+
+
+def _smallest_utilization(engine: Engine, outcome: Outcome) -> float | None:
+    """The smallest utilisation, in thousandths, with which the engine starts; None where none does."""
+    settings = outcome.settings
+    if outcome.waterfalls is None or settings.kv_cache_memory_bytes is not None or "gpu_memory_utilization" not in engine.settings:
+        return None
+
+    def starts(thousandths: int) -> bool:
+        tried = replace(settings, gpu_memory_utilization=thousandths / 1000)
+        return all(
+            engine.budget_bytes(f.total_bytes, tried) - (f.budget_bytes - f.available_bytes) >= engine.start_bytes(s, tried)
+            for s, f in zip(outcome.stages, outcome.waterfalls or (), strict=True)
+        )
+
+    return smallest_thousandth(starts)
+
+
+def _model_warnings(model: ModelSpec, settings: Settings, kv: KvFigures) -> list[str]:
+    found = []
+    if model.confidence == "recalled":
+        found.append(f"the shape of {model.id} is recalled, not read from its configuration")
+    limit = model.max_position_embeddings
+    if limit and settings.max_model_len > limit and not settings.allow_long_max_model_len:
+        found.append(f"max_model_len {settings.max_model_len:,} is above the model's maximum of {limit:,} ({rope_rule(model)})")
+    return found
+
+
+def rope_rule(model: ModelSpec) -> str:
+    """How the model's positions work, in a few words."""
+    if model.position_embeddings:
+        return f"a learned table of {model.position_embeddings:,} positions, which ends there"
+    if not model.rope:
+        return "no rope scaling in its configuration"
+    kind = model.rope.get("rope_type") or model.rope.get("type") or "rope"
+    factor = model.rope.get("factor")
+    return f"rope scaling {kind}" + (f", factor {factor:g}, already in that maximum" if isinstance(factor, int | float) else "")
+
+
+def _gpu_warnings(gpu: GpuSpec | None) -> list[str]:
+    if gpu is None:
+        return []
+    found = []
+    basis, source = gpu.device_bytes_basis
+    if basis != "measured":
+        found.append(f"device memory of {gpu.id} is not measured: {source}")
+    if gpu.unified_memory:
+        found.append(f"{gpu.id} shares its memory with the CPU: what other programs hold is not available")
+    return found

@@ -1,0 +1,140 @@
+"""From what the user gave to every setting the plan uses, each with the source of its value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvplan.engines.base import Engine, Settings
+from kvplan.errors import InputError, UnknownNameError, UnsupportedError
+
+if TYPE_CHECKING:
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+COMMON = frozenset(
+    {
+        "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
+        "enable_expert_parallel", "gpus", "max_model_len", "kv_cache_dtype", "weights", "kv_cache_memory_bytes",
+        "concurrency", "prompt_tokens", "output_tokens", "shared_prefix_tokens",
+    }
+)  # fmt: skip
+"""Settings that every engine understands."""
+
+_COUNTS = {
+    "tensor_parallel_size": 1 << 16, "pipeline_parallel_size": 1 << 16, "data_parallel_size": 1 << 16,
+    "decode_context_parallel_size": 1 << 16, "gpus": 1 << 20, "max_num_seqs": 1 << 24, "max_num_batched_tokens": 1 << 32,
+    "block_size": 1 << 20, "kv_cache_memory_bytes": 1 << 60, "num_gpu_blocks_override": 1 << 50, "concurrency": 1 << 40,
+    "prompt_tokens": 1 << 40, "output_tokens": 1 << 40,
+}  # fmt: skip
+"""Whole-number settings above zero, and the largest value that is not a slip of the hand."""
+
+FIT = -1
+"""``max_model_len`` of -1: as long as the memory allows."""
+
+
+def flag_name(setting: str) -> str:
+    """``max_model_len`` -> ``--max-model-len``."""
+    return "--" + setting.replace("_", "-")
+
+
+def resolve(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, given: dict[str, Any]) -> tuple[Settings, list[str]]:
+    """Every setting of a deployment, and the warnings that came up.
+
+    Args:
+        given: what the user set; None counts as not given.
+
+    Raises:
+        InputError: a value out of range, a setting this engine does not have, a missing maximum length.
+        UnsupportedError: settings that no memory makes legal.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    _check_names(engine, given)
+    for name, value in given.items():
+        _check_range(name, value)
+    values: dict[str, Any] = {"engine": engine.name, "engine_version": engine.version, **given}
+    sources: dict[str, str] = {}
+    world = 1
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        world *= given.get(name, 1)
+    if "gpus" not in given:
+        values["gpus"], sources["gpus"] = world, "tp x pp x dp"
+    if "max_model_len" not in given:
+        if model.max_position_embeddings is None:
+            raise InputError(f"{model.id} does not say how long a context it takes", where="--max-model-len", hint="add --max-model-len TOKENS")
+        values["max_model_len"], sources["max_model_len"] = model.max_position_embeddings, f"maximum of {model.id}"
+    for name, (value, source) in engine.defaults(model, gpu, given).items():
+        if name not in given:
+            values[name], sources[name] = value, source
+    known = Settings.__dataclass_fields__
+    extra = {name: values.pop(name) for name in list(values) if name not in known}
+    for name in known:
+        if name not in values and name not in ("defaults", "extra"):
+            sources[name] = "kvplan's default"
+    settings = Settings(**values, extra=extra, defaults=sources)
+    return settings, _check_layout(model, settings) + _check_workload(settings)
+
+
+def _check_names(engine: Engine, given: dict[str, Any]) -> None:
+    known = COMMON | engine.settings
+    for name in given:
+        if name in known:
+            continue
+        if name in Settings.__dataclass_fields__ and name not in ("extra", "defaults", "engine", "engine_version"):
+            raise InputError(f"{engine.name} has no such setting", where=flag_name(name), hint="leave it out, or choose another --engine")
+        raise UnknownNameError("setting", name, sorted(known))
+
+
+def _check_range(name: str, value: Any) -> None:
+    if name in _COUNTS or name in ("max_model_len", "shared_prefix_tokens"):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"{value!r} is not a whole number", where=flag_name(name), hint="type a whole number")
+        least = 0 if name == "shared_prefix_tokens" else 1
+        if value < least and not (name == "max_model_len" and value == FIT):
+            raise InputError(f"{value} is too small", where=flag_name(name), hint=f"at least {least}")
+        if value > _COUNTS.get(name, 1 << 40):
+            raise InputError(f"{value:,} is absurdly large", where=flag_name(name), hint="check the digits")
+    if name == "gpu_memory_utilization" and not 0 < value <= 1:
+        raise InputError(f"{value} is not a share of the memory", where=flag_name(name), hint="type a number above 0 and up to 1, such as 0.92")
+
+
+def _check_layout(model: ModelSpec, settings: Settings) -> list[str]:
+    tp, dcp, world = settings.tensor_parallel_size, settings.decode_context_parallel_size, settings.world_size
+    if tp % dcp:
+        raise UnsupportedError(
+            f"decode context parallel size {dcp} does not divide tensor parallel size {tp}", where="--decode-context-parallel-size",
+            hint=f"type one of {', '.join(str(d) for d in range(1, tp + 1) if tp % d == 0)}",
+        )  # fmt: skip
+    if settings.pipeline_parallel_size > model.num_layers:
+        raise UnsupportedError(
+            f"{settings.pipeline_parallel_size} pipeline stages for {model.num_layers} layers", where="--pipeline-parallel-size",
+            hint=f"at most {model.num_layers}",
+        )  # fmt: skip
+    if settings.gpus < world:
+        raise InputError(f"tp x pp x dp needs {world} GPUs, not {settings.gpus}", where="--gpus", hint=f"type --gpus {world}, or a smaller layout")
+    if settings.gpus > world:
+        return [f"{settings.gpus - world} of {settings.gpus} GPUs idle: tp x pp x dp uses {world}"]
+    return []
+
+
+def _check_workload(settings: Settings) -> list[str]:
+    if settings.shared_prefix_tokens > settings.prompt_tokens:
+        raise InputError(
+            f"a shared prefix of {settings.shared_prefix_tokens:,} tokens is longer than the prompt of {settings.prompt_tokens:,}",
+            where="--shared-prefix-tokens", hint="raise --prompt-tokens, which includes the prefix",
+        )  # fmt: skip
+    warnings = []
+    if 0 < settings.max_model_len < settings.request_tokens:
+        warnings.append(
+            f"a request of {settings.request_tokens:,} tokens (prompt + output) is longer than max_model_len {settings.max_model_len:,}"
+        )
+    if settings.max_num_seqs and settings.concurrency_per_replica > settings.max_num_seqs:
+        warnings.append(
+            f"{settings.concurrency_per_replica:,} requests a replica, of which max_num_seqs {settings.max_num_seqs:,} run at once; the rest wait"
+        )
+    return warnings
+
+
+def with_length(settings: Settings, max_model_len: int) -> Settings:
+    """The same settings at another maximum length."""
+    return replace(settings, max_model_len=max_model_len)

@@ -1,0 +1,186 @@
+"""Weight bytes of a rank, by role and by storage format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvplan.spec.formats import Format, get_format
+from kvplan.spec.kind import Tensor
+
+if TYPE_CHECKING:
+    from kvplan.spec.model import ModelSpec
+
+
+class WeightFormat(NamedTuple):
+    """Which format each role of a model's weights is stored in."""
+
+    quantized: Format
+    roles: frozenset[str]
+    """Roles stored in `quantized`; the others are stored in `rest`."""
+    rest: Format
+    source: str
+
+    def of(self, role: str) -> Format:
+        return self.quantized if role in self.roles else self.rest
+
+
+def weight_format(model: ModelSpec, name: str) -> WeightFormat:
+    """The formats behind ``--weights NAME``; ``auto`` is what the checkpoint says.
+
+    Raises:
+        UnknownNameError: no such weight format.
+    """
+    rest = get_format(model.dtype, use="weights", where=f"{model.id}: dtype")
+    if name == "auto":
+        if model.checkpoint is None:
+            return WeightFormat(rest, frozenset(), rest, f"dtype of {model.id}")
+        stored = get_format(model.checkpoint.format, use="weights", where=f"{model.id}: checkpoint")
+        return WeightFormat(stored, frozenset(model.checkpoint.roles), rest, f"checkpoint of {model.id}")
+    chosen = get_format(name, use="weights", where="--weights")
+    if chosen.block_elements == 1 and chosen.block_bytes >= 2 and not chosen.mix:
+        return WeightFormat(chosen, frozenset(), chosen, "--weights")
+    return WeightFormat(chosen, frozenset(chosen.weight_roles), rest, "--weights")
+
+
+class RoleWeights(NamedTuple):
+    """Weights of one role on one rank."""
+
+    role: str
+    parameters: int
+    num_bytes: int
+    replicated_bytes: int
+    """The part of `num_bytes` that every tensor-parallel rank holds a whole copy of."""
+
+
+class _Sum:
+    def __init__(self) -> None:
+        self.parameters = self.num_bytes = self.replicated = 0
+
+
+def rank_weights(
+    model: ModelSpec,
+    rank: ModelSpec,
+    formats: WeightFormat,
+    *,
+    tp: int,
+    vocab_rows: int,
+    first: bool = True,
+    last: bool = True,
+    first_layer: int = 0,
+    drafts: bool = False,
+) -> list[RoleWeights]:
+    """Weights by role on a rank.
+
+    Args:
+        model: the whole model.
+        rank: the same model as `kvplan.cache.sharding.shard_model` made it for this rank.
+        tp: tensor parallel size; vocabulary and loose tensors are divided by it.
+        vocab_rows: rows of the embedding and of the head on this rank.
+        first, last: whether the rank is on the first or last pipeline stage.
+        first_layer: index of the stage's first layer in the model.
+        drafts: whether the draft layers are loaded too.
+    """
+    sums: dict[str, _Sum] = {}
+
+    def add(tensor: Tensor, num_bytes: int, times: int, replicated: bool) -> None:
+        total = sums.setdefault(tensor.role, _Sum())
+        total.parameters += times * tensor.elements
+        total.num_bytes += times * num_bytes
+        if replicated:
+            total.replicated += times * num_bytes
+
+    if formats.quantized.mix:
+        inside = _layer_tensors_one_by_one(model, rank, formats, first_layer, tp)
+    else:
+        inside = _layer_tensors(model, rank, formats, tp)
+    for tensor, num_bytes, times, whole in inside:
+        add(tensor, num_bytes, times, whole and tp > 1)
+    for tensor, divided in _outside_tensors(model, vocab_rows, tp, first, last):
+        add(tensor, _stored(model, tensor, formats, 0), 1, not divided and tp > 1)
+    if drafts and last:
+        for tensor, num_bytes in _draft_tensors(model, rank, formats, tp):
+            add(tensor, num_bytes, 1, False)
+    return [RoleWeights(role, s.parameters, s.num_bytes, s.replicated) for role, s in sums.items()]
+
+
+def _pairs(model: ModelSpec, rank: ModelSpec, name: str, tp: int) -> Iterator[tuple[Tensor, bool]]:
+    """(tensor as the rank holds it, whether it is as large as the whole model's)."""
+    whole = model.block_tensors(name)
+    own = len(whole) - len(model.blocks[name].tensors)
+    for i, (full, part) in enumerate(zip(whole, rank.block_tensors(name), strict=True)):
+        if full.role == "router":
+            yield full, True  # every rank routes over all experts
+        elif i >= own:
+            yield _divided(full, tp), False  # loose tensors of the block
+        else:
+            yield part, part.elements == full.elements
+
+
+def _divided(tensor: Tensor, tp: int) -> Tensor:
+    """The largest of `tp` parts of a tensor cut along its rows."""
+    return tensor._replace(shape=(-(-tensor.shape[0] // tp), *tensor.shape[1:]))
+
+
+def _layer_tensors(
+    model: ModelSpec, rank: ModelSpec, formats: WeightFormat, tp: int
+) -> Iterator[tuple[Tensor, int, int, bool]]:
+    for name, layers in rank.layer_counts.items():
+        times = 1 if rank.blocks[name].shared_weights else layers
+        for tensor, whole in _pairs(model, rank, name, tp):
+            yield tensor, _stored(model, tensor, formats, 0), times, whole
+
+
+def _layer_tensors_one_by_one(
+    model: ModelSpec, rank: ModelSpec, formats: WeightFormat, first_layer: int, tp: int
+) -> Iterator[tuple[Tensor, int, int, bool]]:
+    """The same for formats that depend on the position of a layer (GGUF mixes)."""
+    seen: set[str] = set()
+    for index, name in enumerate(rank.layers):
+        if rank.blocks[name].shared_weights and name in seen:
+            continue
+        seen.add(name)
+        for tensor, whole in _pairs(model, rank, name, tp):
+            yield tensor, _stored(model, tensor, formats, first_layer + index), 1, whole
+
+
+def _outside_tensors(
+    model: ModelSpec, vocab_rows: int, tp: int, first: bool, last: bool
+) -> Iterator[tuple[Tensor, bool]]:
+    """(tensor as the rank holds it, whether ranks divide it) for what belongs to no layer."""
+    for tensor in model.tensors_outside_layers():
+        if tensor.name == "token_embd":
+            if first or (last and model.tie_word_embeddings):
+                yield tensor._replace(shape=(vocab_rows, tensor.shape[1])), True
+        elif tensor.name == "output":
+            if last:
+                yield tensor._replace(shape=(vocab_rows, tensor.shape[1])), True
+        elif tensor.name == "output_norm":
+            if last:
+                yield tensor, False
+        elif first:
+            yield _divided(tensor, tp), True
+
+
+def _draft_tensors(model: ModelSpec, rank: ModelSpec, formats: WeightFormat, tp: int) -> Iterator[tuple[Tensor, int]]:
+    for name in model.draft_layers:
+        for tensor, _ in _pairs(model, rank, name, tp):
+            yield tensor._replace(role="draft"), _stored(model, tensor, formats, model.num_layers)
+    for extra in model.draft_tensors:
+        part = _divided(Tensor(extra.name, extra.role, extra.shape, extra.count), tp)
+        yield part._replace(role="draft"), _stored(model, part, formats, model.num_layers)
+
+
+def _stored(model: ModelSpec, tensor: Tensor, formats: WeightFormat, layer: int) -> int:
+    """Bytes of a tensor in the format its role has."""
+    fmt = formats.of(tensor.role)
+    if fmt.mix:
+        from kvplan.spec.gguf_mix import tensor_bytes
+
+        return tensor_bytes(fmt, tensor, model, layer)
+    return fmt.tensor_bytes(tensor.elements, tensor.shape[-1])
+
+
+def total_bytes(roles: list[RoleWeights]) -> int:
+    """Bytes of all roles together."""
+    return sum(r.num_bytes for r in roles)

@@ -1,0 +1,242 @@
+"""The capacity report: from the plain data of a plan to a document.
+
+Every figure says per GPU, per replica or total, and per token or per request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan.render.grid import Bar, Column, Document, Grid, KeyValues, Notes, Part, Segment, Title
+from kvplan.units import gib, human_bytes, human_count
+
+Plain = dict[str, Any]
+
+
+def plan_report(plan: Plain) -> Document:
+    """The report of one plan (the object that ``plan --json`` prints)."""
+    parts: list[Part] = [_title(plan), _verdict(plan), _cache(plan)]
+    if len(plan["kv"]["groups"]) > 1:
+        parts.append(_groups(plan))
+    if plan["memory"]:
+        parts += _memory(plan)
+    if plan["capacity"] and plan["capacity"]["max_concurrency"] is not None:
+        parts += _capacity(plan)
+    if plan["verdict"]["hints"]:
+        parts.append(_hints(plan))
+    assumed = _assumptions(plan)
+    if assumed:
+        parts.append(assumed)
+    return parts
+
+
+def summary_line(plan: Plain) -> str:
+    """The verdict in one line, for standard error."""
+    fits = plan["verdict"]["fits"]
+    word = "no GPU given" if fits is None else "fits" if fits else "does not fit"
+    return f"{plan['inputs']['model']}: {word}: {plan['verdict']['reason']}"
+
+
+def _title(plan: Plain) -> Title:
+    inputs, model = plan["inputs"], plan["model"]
+    where = f" on {inputs['gpus']} x {inputs['gpu']}" if inputs["gpu"] else ""
+    detail = [f"{inputs['engine']} {inputs['engine_version']}", *_layout(inputs)]
+    weights = f"{inputs['weights_format']} weights"
+    cache = f"{plan['kv']['format_k']} K, {plan['kv']['format_v']} V"
+    if plan["kv"]["format_k"] == plan["kv"]["format_v"]:
+        cache = f"{plan['kv']['format_k']} cache"
+    return Title(f"{model['id']}{where}", ", ".join([*detail, weights, cache]))
+
+
+def _layout(inputs: Plain) -> list[str]:
+    names = (
+        ("tensor_parallel_size", "tp"), ("pipeline_parallel_size", "pp"), ("data_parallel_size", "dp"),
+        ("decode_context_parallel_size", "dcp"),
+    )  # fmt: skip
+    found = [f"{short} {inputs[name]}" for name, short in names if inputs[name] > 1]
+    return found + (["experts dealt over ranks"] if inputs["enable_expert_parallel"] else [])
+
+
+def _verdict(plan: Plain) -> KeyValues:
+    verdict = plan["verdict"]
+    if verdict["fits"] is None:
+        return KeyValues([("verdict", "none", verdict["reason"])])
+    return KeyValues([("verdict", "fits" if verdict["fits"] else "DOES NOT FIT", verdict["reason"])])
+
+
+def _cache(plan: Plain) -> KeyValues:
+    kv, inputs, model = plan["kv"], plan["inputs"], plan["model"]
+    length = inputs["max_model_len"]
+    rows: list[tuple[str, str, str]] = [
+        (
+            "per token",
+            human_bytes(kv["bytes_per_token"]),
+            f"{kv['bytes_per_token']:,} B over all layers; {kv['bytes_per_token_per_gpu']:,} B per GPU",
+        ),
+    ]
+    if kv["marginal_bytes_per_token_at_max_len"] != kv["bytes_per_token"]:
+        grown = kv["marginal_bytes_per_token_at_max_len"]
+        rows.append((f"per token at {length:,}", human_bytes(grown), "where windows are full"))
+    if kv["fixed_bytes_per_sequence"]:
+        rows.append(
+            ("fixed per request", human_bytes(kv["fixed_bytes_per_sequence"]), "state that does not grow with length")
+        )
+    rows.append(
+        (
+            f"per request of {length:,}",
+            gib(kv["bytes_per_sequence"]),
+            f"{gib(kv['bytes_per_sequence_per_gpu'])} reserved per GPU",
+        )
+    )
+    if kv["exceeds_weights_at_tokens"]:
+        rows.append(("outweighs the weights", f"{kv['exceeds_weights_at_tokens']:,} tokens", "cached, from there on"))
+    shared = kv["shared_prefix"]
+    if shared:
+        rows.append(
+            (
+                "shared prefix",
+                human_bytes(shared["bytes_saved"]),
+                f"saved: {shared['tokens_shared']:,} tokens stored once",
+            )
+        )
+    rows.append(("model", f"{human_count(model['parameters'])} parameters", _active(model)))
+    return KeyValues(rows, title="KV cache")
+
+
+def _active(model: Plain) -> str:
+    layers = f"{model['num_layers']} layers"
+    if model["active_parameters"] < model["parameters"] * 0.9:
+        return f"{layers}; {human_count(model['active_parameters'])} active per token"
+    return layers
+
+
+def _groups(plan: Plain) -> Grid:
+    columns = [
+        Column("layers", right=True), Column("kind"), Column("KV heads", right=True), Column("head dim K/V", right=True),
+        Column("window", right=True), Column("B per token and layer", right=True), Column("fixed B per layer", right=True),
+    ]  # fmt: skip
+    rows = []
+    for g in plan["kv"]["groups"]:
+        dims = f"{g['head_dim_k']}/{g['head_dim_v']}" if g["head_dim_k"] else "-"
+        window = f"{g['window']:,}" if g["window"] else "-"
+        if g["ratio"]:
+            window += f", then 1 in {g['ratio']}"
+        rows.append(
+            (
+                str(g["layers"]),
+                g["kind"],
+                str(g["kv_heads"] or "-"),
+                dims,
+                window,
+                f"{g['bytes_per_token_per_layer']:,}",
+                f"{g['fixed_bytes_per_layer']:,}",
+            )
+        )
+    return Grid(columns, rows, title="Layers that cache")
+
+
+def tightest(plan: Plain) -> Plain:
+    """The rank with the least memory left for the cache."""
+    row: Plain = min(plan["memory"], key=lambda r: (r["kv_bytes"], r["unused_bytes"]))
+    return row
+
+
+def _memory(plan: Plain) -> list[Part]:
+    row = tightest(plan)
+    cells = (
+        ("weights", "weights_bytes"), ("activations", "activation_bytes"), ("CUDA graphs", "cuda_graph_bytes"),
+        ("outside torch", "runtime_bytes"), ("KV cache", "kv_bytes"),
+    )  # fmt: skip
+    segments = [Segment(name, row[key], gib(row[key])) for name, key in cells if row[key]]
+    if row["unused_bytes"] > 0:
+        segments.append(Segment("unused", row["unused_bytes"], gib(row["unused_bytes"]), spare=True))
+    ranks = len(plan["memory"])
+    which = "Memory of the GPU" if ranks == 1 else f"Memory per GPU (the tightest of {ranks})"
+    bar = Bar(segments, row["total_bytes"], gib(row["total_bytes"]), title=which)
+    columns = [
+        Column("term"), Column("GiB", right=True), Column("low", right=True), Column("high", right=True), Column("basis"),
+        Column("from", wrap=True),
+    ]  # fmt: skip
+    terms = [
+        (t["name"], gib(t["bytes"])[:-4], gib(t["low_bytes"])[:-4], gib(t["high_bytes"])[:-4], t["basis"], t["source"])
+        for t in row["terms"]
+    ]
+    note = f"budget {gib(row['budget_bytes'])} of {gib(row['total_bytes'])} per GPU"
+    if row["replicated_bytes"]:
+        note += f"; {gib(row['replicated_bytes'])} of the weights is held whole on every rank"
+    parts: list[Part] = [bar, Grid(columns, terms, title="Where it goes, per GPU", note=note)]
+    if plan["inputs"]["pipeline_parallel_size"] > 1:
+        parts.append(_stages(plan))
+    return parts
+
+
+def _stages(plan: Plain) -> Grid:
+    columns = [
+        Column("stage", right=True),
+        Column("weights GiB", right=True),
+        Column("KV cache GiB", right=True),
+        Column("unused GiB", right=True),
+    ]
+    seen: dict[int, Plain] = {}
+    for row in plan["memory"]:
+        seen.setdefault(row["pipeline_stage"], row)
+    rows = [
+        (str(stage), gib(r["weights_bytes"])[:-4], gib(r["kv_bytes"])[:-4], gib(r["unused_bytes"])[:-4])
+        for stage, r in seen.items()
+    ]
+    return Grid(columns, rows, title="Pipeline stages, per GPU")
+
+
+def _capacity(plan: Plain) -> list[Part]:
+    capacity, inputs = plan["capacity"], plan["inputs"]
+    dp = inputs["data_parallel_size"]
+    rows: list[tuple[str, str, str]] = []
+    if capacity["num_blocks"] is not None:
+        rows.append(("blocks", f"{capacity['num_blocks']:,}", f"of {capacity['block_size']} tokens"))
+    if capacity["kv_tokens"] is not None:
+        rows.append(("tokens held", f"{capacity['kv_tokens']:,}", "by the pool"))
+    if capacity["engine_reported_tokens"] is not None:
+        rows.append(
+            (
+                "tokens in the log",
+                f"{capacity['engine_reported_tokens']:,}",
+                f"as {inputs['engine']} {inputs['engine_version']} prints them",
+            )
+        )
+    rows.append(
+        ("requests at the limit", f"{capacity['max_concurrency']:,.2f}", f"of {inputs['max_model_len']:,} tokens")
+    )
+    rows.append(("longest request", f"{capacity['max_single_request_tokens']:,}", "tokens, alone in the pool"))
+    if capacity["min_gpu_memory_utilization"] is not None:
+        rows.append(("smallest utilization", f"{capacity['min_gpu_memory_utilization']:g}", "with which it starts"))
+    columns = [Column("tokens a request", right=True), Column("requests at once", right=True)]
+    if dp > 1:
+        columns.append(Column(f"over {dp} replicas", right=True))
+    at = [
+        (f"{a['tokens']:,}", f"{a['requests']:,}", *([f"{a['requests'] * dp:,}"] if dp > 1 else []))
+        for a in capacity["at"]
+    ]
+    per = " per replica" if dp > 1 else ""
+    return [KeyValues(rows, title=f"Capacity{per}"), Grid(columns, at, title=f"Requests by length{per}")]
+
+
+def _hints(plan: Plain) -> Grid:
+    rows = [(h["flag"], h["value"], h["effect"]) for h in plan["verdict"]["hints"]]
+    columns = [Column("flag"), Column("value", right=True), Column("effect", wrap=True)]
+    return Grid(columns, rows, title="What would fit (each alone)")
+
+
+def _assumptions(plan: Plain) -> Notes | None:
+    """Engine defaults that change the answer, so that nobody has to guess them."""
+    inputs = plan["inputs"]
+    lines = []
+    for name, source in inputs["defaults"].items():
+        value = inputs.get(name)
+        if value is None or source in ("kvplan's default", "tp x pp x dp") or isinstance(value, bool):
+            continue
+        shown = f"{value:,}" if isinstance(value, int) else f"{value}"
+        lines.append(f"{name} {shown}: {source}")
+    lines.append(
+        f"workload: {inputs['concurrency']:,} x ({inputs['prompt_tokens']:,} prompt + {inputs['output_tokens']:,} output tokens)"
+    )
+    return Notes(lines, title="Assumed")

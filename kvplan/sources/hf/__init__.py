@@ -1,0 +1,1 @@
+"""Hugging Face ``config.json``: the only place that knows its key names."""

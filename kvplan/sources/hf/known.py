@@ -1,0 +1,49 @@
+"""What files leave unsaid, and what they say without effect on memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TIED = frozenset(
+    (
+        "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "cohere", "cohere2",
+        "falcon", "RefinedWeb", "RefinedWebModel", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "bloom", "mpt", "starcoder2",
+        "whisper", "recurrent_gemma", "lfm2", "lfm2_moe", "mamba", "zamba2", "plamo2", "rwkv",
+    )
+)  # fmt: skip
+"""Families whose head is the embedding unless the file says otherwise (their classes' default)."""
+
+_GEMMA3 = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "sliding_window": 4096,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
+_GEMMA3N = {
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "hidden_size": 2048, "vocab_size": 262400,
+    "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 15,
+    "laurel_rank": 64, "altup_num_inputs": 4, "sliding_window": 512, "max_position_embeddings": 32768,
+}  # fmt: skip
+
+CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma": {"head_dim": 256},
+    "gemma2": {"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096},
+    "gemma3": _GEMMA3, "gemma3_text": _GEMMA3, "gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N,
+    "llama4": {"attention_chunk_size": 8192}, "llama4_text": {"attention_chunk_size": 8192},
+    "mistral": {"num_key_value_heads": 8}, "mixtral": {"num_key_value_heads": 8, "num_local_experts": 8,
+                                                      "num_experts_per_tok": 2},
+}  # fmt: skip
+"""Keys that released files leave to the class: transformers 5.24.0 ``models/<family>/configuration_<family>.py``."""
+
+WITHOUT_EFFECT = (
+    "attn_implementation", "_attn_implementation", "use_cache", "cache_implementation", "attention_dropout",
+    "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "hidden_act", "pretraining_tp",
+    "initializer_range", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "swa_rope_theta",
+    "image_token_index", "boi_token_index", "eoi_token_index", "video_token_index", "audio_token_index",
+    "vision_feature_layer", "mm_tokens_per_image", "multi_query_group_num", "kv_channels", "num_hash_layers",
+    "pad_token_index", "max_window_layers", "image_token_id", "num_attention_heads", "num_key_value_heads",
+    "sliding_window", "use_sliding_window", "head_dim", "qk_head_dim", "num_key_value_groups", "index_topk",
+    "sliding_window_pattern", "_sliding_window_pattern", "kv_cache_dtype", "layer_types", "num_kv_heads",
+    "n_head", "n_heads", "layer_norm_epsilon", "n_head_kv", "index_share_for_mtp_iteration", "mtp_layers_block_type",
+    "mtp_hybrid_override_pattern", "mtp_layer_types", "mtp_mlp_layer_types", "mamba_ssm_dtype", "mamba_ssm_cache_dtype",
+    "chunk_size", "mamba_chunk_size", "use_mamba_kernels", "expert_layer_offset",
+)  # fmt: skip
+"""Fields whose names look like caches and that change none, or whose effect the family's reader has covered."""

@@ -1,0 +1,138 @@
+"""From one description per layer to named blocks: which layers are alike, and what to call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from kvplan.sources.hf.keys import Config, Layers
+from kvplan.spec.model import Block
+
+MAX_LAYERS = 4096
+
+LAYER_KINDS = {
+    "full_attention": "global", "attention": "global", "global_attention": "global", "global": "global",
+    "sliding_attention": "local", "local_attention": "local", "local": "local", "sliding_window": "local",
+    "chunked_attention": "chunked",
+}  # fmt: skip
+"""Entries of ``layer_types`` that mean softmax attention."""
+
+
+def layer_count(cfg: Config) -> int:
+    """Number of layers, under whichever name the file has it.
+
+    Raises:
+        SpecError: no such key, or more layers than any model has.
+    """
+    count = cfg.maybe_int("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+    if count is None:
+        listed = cfg.maybe_list("layers_block_type")
+        count = len(listed) if listed is not None else cfg.need_int("num_hidden_layers")
+    if not 0 < count <= MAX_LAYERS:
+        raise cfg.error(f"{count} layers", hint=f"a model has between 1 and {MAX_LAYERS} layers")
+    return count
+
+
+class Layer(NamedTuple):
+    """One layer and the words that tell it from the others (``local``, ``moe``)."""
+
+    block: Block
+    mixer: str = ""
+    ffn: str = ""
+
+
+def stack(layers: Iterable[Layer], **rest: Any) -> Layers:
+    """Equal layers become one block, named by the words in which they differ.
+
+    Args:
+        layers: every layer, in order.
+        rest: further fields of `Layers`.
+    """
+    found = list(layers)
+    say_mixer = len({layer.mixer for layer in found}) > 1
+    say_ffn = len({layer.ffn for layer in found}) > 1
+    names: dict[str, Block] = {}
+    order = []
+    for layer in found:
+        words = [layer.mixer] * say_mixer + [layer.ffn] * say_ffn
+        base = "_".join(w for w in words if w) or "layer"
+        name, n = base, 1
+        while name in names and names[name] != layer.block:
+            n += 1
+            name = f"{base}_{n}"
+        names[name] = layer.block
+        order.append(name)
+    return Layers(blocks=names, layers=tuple(order), **rest)
+
+
+def window_size(cfg: Config) -> int | None:
+    """The window that is in force: the size, unless the file says that it is not used."""
+    size = cfg.maybe_int("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
+    cfg.ignore(("max_window_layers",))
+    if cfg.get("use_sliding_window") is not None and not cfg.flag("use_sliding_window"):
+        return None
+    if size is not None and size <= 0:
+        raise cfg.error(f"sliding_window must be above 0, not {size}", hint="leave it out for full attention")
+    return size
+
+
+def layer_windows(cfg: Config, rule: Callable[[int], bool] | None = None) -> list[int | None]:
+    """The window of every layer; None where it attends to everything.
+
+    Which layers slide is said by, in this order: ``layer_types``, a pattern (an interval or a string
+    of L and G), the family's own `rule`, ``max_window_layers``, and else every layer does. A window
+    that the context cannot outgrow has no effect.
+
+    Args:
+        rule: layer index (from 0) -> whether it slides, for families whose files need not say.
+    """
+    count, size = layer_count(cfg), window_size(cfg)
+    kinds = cfg.maybe_list("layer_types")
+    patterned = cfg.get("sliding_window_pattern", "_sliding_window_pattern")
+    limit = cfg.maybe_int("max_position_embeddings", "max_seq_len")
+    if kinds is not None:
+        local = [_is_local(cfg, kind) for kind in _whole(cfg, kinds, count)]
+        if any(local) and size is None:
+            raise cfg.error("layer_types has sliding layers and there is no sliding_window")
+    elif size is None:
+        return [None] * count
+    elif patterned is not None:
+        local = _from_pattern(cfg, patterned, count)
+    elif rule is not None:
+        local = [rule(i) for i in range(count)]
+    elif cfg.get("use_sliding_window") is not None and cfg.maybe_int("max_window_layers") is not None:
+        first = cfg.maybe_int("max_window_layers") or 0
+        local = [i >= first for i in range(count)]
+    else:
+        local = [True] * count
+    if size is not None and limit is not None and size >= limit:
+        return [None] * count
+    return [size if is_local else None for is_local in local]
+
+
+def _whole(cfg: Config, kinds: list[Any], count: int) -> list[Any]:
+    """The main model's part of a per-layer list (draft layers may follow)."""
+    if len(kinds) < count:
+        raise cfg.error(f"layer_types has {len(kinds)} entries for {count} layers")
+    return kinds[:count]
+
+
+def _is_local(cfg: Config, kind: Any) -> bool:
+    if not isinstance(kind, str) or kind not in LAYER_KINDS:
+        raise cfg.error(f"layer_types has {kind!r}, which is not understood", hint=ASSUME_HINT)
+    return LAYER_KINDS[kind] != "global"
+
+
+ASSUME_HINT = "--assume llama-like reads it as plain attention in every layer"
+
+
+def _from_pattern(cfg: Config, pattern: Any, count: int) -> list[bool]:
+    """``6``: five local layers, then a full one; ``LLLG``: the same in letters (the last layer is full)."""
+    if isinstance(pattern, str):
+        if not pattern or set(pattern) - {"L", "G"}:
+            raise cfg.error(f"sliding_window_pattern {pattern[:20]!r} is not understood", hint=ASSUME_HINT)
+        return [pattern[i % len(pattern)] == "L" and i != count - 1 for i in range(count)]
+    every = cfg.as_int(pattern, "sliding_window_pattern")
+    if every <= 0:
+        raise cfg.error(f"sliding_window_pattern must be above 0, not {every}")
+    return [(i + 1) % every != 0 for i in range(count)]

@@ -1,0 +1,201 @@
+"""A model from its ``config.json``: finds the text part, the family's reader, and what surrounds the layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from kvplan.errors import SpecError, printable
+from kvplan.sources.hf.attention import hidden_size
+from kvplan.sources.hf.cross import CROSS, IMAGE_TOKENS
+from kvplan.sources.hf.gemma import GEMMA
+from kvplan.sources.hf.keys import Config, Layers
+from kvplan.sources.hf.known import CLASS_DEFAULTS, TIED, WITHOUT_EFFECT
+from kvplan.sources.hf.latent import LATENT
+from kvplan.sources.hf.layout import ASSUME_HINT
+from kvplan.sources.hf.plain import PLAIN
+from kvplan.sources.hf.quantization import cfg_dtype, read_checkpoint
+from kvplan.sources.hf.special import ARCHITECTURES, SPECIAL
+from kvplan.sources.hf.towers import image_tokens, read_towers
+from kvplan.spec.model import ModelSpec
+
+Reader = Callable[[Config], Layers]
+
+FAMILIES: dict[str, Reader] = {**PLAIN, **LATENT, **GEMMA, **CROSS, **SPECIAL}
+"""``model_type`` -> reader, for every family whose layers attend; hybrids are in `kvplan.sources.hf.hybrids`."""
+
+ASSUMPTIONS = ("llama-like",)
+"""What `read_config` may be told to take for granted."""
+
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
+_CONTEXT = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length",
+    "max_target_positions", "n_ctx",
+)  # fmt: skip
+_TELLTALE = re.compile(
+    r"window|kv_|_kv|head_dim|n_head|num_heads|_heads$|layer_types|layers_block|lora_rank|compress|ssm|mamba|chunk|index"
+    r"|sparse_att|linear_attn|cross_att|state_size|conv_kernel|hybrid|_pattern|cache_layers|shared_layers|latent"
+)
+"""How the names of fields look that may change what a layer caches."""
+
+
+def read_config(
+    data: Any, *, where: str = "config.json", name: str | None = None, assume: str | None = None
+) -> ModelSpec:
+    """The model that a Hugging Face configuration describes.
+
+    Args:
+        data: the JSON object.
+        where: file name, for error messages and as the source.
+        name: what to call the model; else the file's own ``_name_or_path`` or its ``model_type``.
+        assume: ``llama-like`` reads an unknown family as plain attention in every layer.
+
+    Raises:
+        SpecError: not a configuration, an unknown family, a field that may matter and is not understood,
+            or sizes that contradict each other.
+    """
+    if not isinstance(data, dict):
+        raise SpecError("the file does not hold a JSON object", where=where, hint="a config.json starts with {")
+    outer = Config(data, where)
+    cfg = text_part(outer)
+    kind = str(cfg.get("model_type") or outer.get("model_type") or "")
+    architecture = _architecture(outer, cfg)
+    reader = _reader(cfg, kind, architecture, assume)
+    _fill_in(cfg, kind)
+    if cfg is not outer and (image := image_tokens(outer)):
+        cfg.data[IMAGE_TOKENS] = image
+    try:
+        found = reader(cfg)
+    except ValueError as exc:
+        raise SpecError(str(exc), where=where, hint="the configuration contradicts itself") from None
+    spec = _assemble(cfg, outer, found, kind or "llama-like", architecture, name)
+    if assume is None:
+        _refuse_unread(cfg)
+    return spec
+
+
+def text_part(outer: Config) -> Config:
+    """The level that describes the language model (itself, or nested once or twice)."""
+    cfg = outer
+    for _ in range(2):
+        inner = next((cfg.data[k] for k in _NESTED if isinstance(cfg.data.get(k), dict)), None)
+        if inner is None:
+            break
+        cfg = Config(dict(inner), outer.where)
+    return cfg
+
+
+def _architecture(outer: Config, cfg: Config) -> str:
+    for level in (outer, cfg):
+        listed = level.get("architectures")
+        if isinstance(listed, list) and listed and isinstance(listed[0], str):
+            return printable(listed[0], 100)
+    return ""
+
+
+def _reader(cfg: Config, kind: str, architecture: str, assume: str | None) -> Reader:
+    if architecture in ARCHITECTURES:
+        return ARCHITECTURES[architecture]
+    found = FAMILIES.get(kind) or _hybrids().get(kind)
+    if found is not None:
+        return found
+    if assume == "llama-like":
+        return PLAIN["llama"]
+    cfg.ignore(WITHOUT_EFFECT)
+    odd = [k for k in cfg.unread() if _TELLTALE.search(k)]
+    what = f"model_type {printable(repr(kind), 60)} is not known" if kind else "no model_type"
+    fields = f"; fields that may matter: {', '.join(printable(k, 40) for k in odd[:8])}" if odd else ""
+    raise cfg.error(what + fields, hint=ASSUME_HINT)
+
+
+def _hybrids() -> dict[str, Reader]:
+    from kvplan.sources.hf.hybrids import HYBRIDS
+
+    return HYBRIDS
+
+
+def _fill_in(cfg: Config, kind: str) -> None:
+    """Sizes that the family's files leave to the class that reads them."""
+    for key, value in CLASS_DEFAULTS.get(kind, {}).items():
+        if key not in cfg.data:
+            cfg.data = {**cfg.data, key: value}
+
+
+def _assemble(
+    cfg: Config, outer: Config, found: Layers, kind: str, architecture: str, name: str | None
+) -> ModelSpec:
+    width = hidden_size(cfg)
+    called = printable(str(name or outer.get("_name_or_path", "name_or_path") or kind).rstrip("/").rsplit("/", 1)[-1], 100)
+    limit, rope = context(cfg, outer)
+    try:
+        return ModelSpec(
+            id=called.lower(), name=called, family=kind, architecture=architecture or kind, hidden_size=width,
+            vocab_size=cfg.need_int("vocab_size", "padded_vocab_size"), blocks=found.blocks, layers=found.layers,
+            max_position_embeddings=limit, dtype=cfg_dtype(cfg, outer), tie_word_embeddings=_tied(cfg, outer, kind),
+            rope=rope, checkpoint=read_checkpoint(cfg, outer), position_embeddings=found.position_embeddings,
+            embedding_size=found.embedding_size, final_norms=found.final_norms, tensors=found.tensors,
+            towers=(*found.towers, *read_towers(cfg, outer, width)), draft_layers=found.draft_layers,
+            draft_tensors=found.draft_tensors, source=cfg.where, confidence="seen", notes=tuple(found.notes),
+        )  # fmt: skip
+    except ValueError as exc:
+        raise SpecError(str(exc), where=cfg.where, hint="the configuration contradicts itself") from None
+
+
+def _tied(cfg: Config, outer: Config, kind: str) -> bool:
+    """Whether the head is the embedding; the outer level of a nested file decides, then the family's default."""
+    for level in (outer, cfg):
+        if "tie_word_embeddings" in level:
+            return level.flag("tie_word_embeddings")
+    return kind in TIED
+
+
+def context(cfg: Config, outer: Config) -> tuple[int | None, dict[str, Any] | None]:
+    """(longest context, rope rule as the file has it).
+
+    ``model_max_length`` wins where it is set (Command R). YaRN reaches factor x the original length, which
+    most files have already written into ``max_position_embeddings``; then nothing is multiplied again.
+    """
+    limit = cfg.maybe_int("model_max_length")
+    for key in _CONTEXT:
+        if limit is None:
+            limit = cfg.maybe_int(key)
+        cfg.ignore((key,))
+    if limit is not None and limit <= 0:
+        raise cfg.error(f"max_position_embeddings must be above 0, not {limit}")
+    rope = _rope(cfg)
+    if rope and limit and rope["type"] == "yarn":
+        original, factor = rope.get("original_max_position_embeddings") or limit, rope.get("factor")
+        if isinstance(factor, int | float) and isinstance(original, int) and not isinstance(factor, bool):
+            limit = max(limit, int(original * factor))
+    return limit, rope
+
+
+_NO_EXTENSION = ("default", "mrope", "proportional", "")
+
+
+def _rope(cfg: Config) -> dict[str, Any] | None:
+    """The rule that stretches positions, its numbers in key order; None where none does."""
+    value = cfg.maybe_dict("rope_scaling") or cfg.maybe_dict("rope_parameters")
+    cfg.ignore(("rope_scaling", "rope_parameters"))
+    if not value:
+        return None
+    if all(isinstance(v, dict) for v in value.values()):  # one rule per kind of layer: the full layers' counts
+        value = value.get("full_attention") or next(iter(value.values()))
+    kind = str(value.get("rope_type") or value.get("type") or "")
+    if kind in _NO_EXTENSION:
+        return None
+    kept = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
+            "attention_factor", "mscale", "mscale_all_dim")  # fmt: skip
+    numbers = {k: value[k] for k in kept if isinstance(value.get(k), int | float) and not isinstance(value[k], bool)}
+    return {"type": printable(kind, 40), **{k: int(v) if v == int(v) else v for k, v in numbers.items() if v == v}}
+
+
+def _refuse_unread(cfg: Config) -> None:
+    """Fail where a field is left that may change what a layer caches."""
+    cfg.ignore(WITHOUT_EFFECT)
+    odd = [k for k in cfg.unread() if _TELLTALE.search(k) and cfg.data[k] not in (False, 0, [], {}, "")]
+    if odd:
+        raise cfg.error(
+            f"fields that are not understood: {', '.join(printable(k, 40) for k in odd[:8])}", hint=ASSUME_HINT
+        )

@@ -1,0 +1,1 @@
+"""What a model, a storage format and a GPU are: frozen data, integer bytes."""

@@ -1,0 +1,89 @@
+"""An accelerator: how many bytes it has, how fast it reads them, and who says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEMA = "kvplan.gpu/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """Dated on-demand price range of one accelerator."""
+
+    low_usd_per_hour: float
+    high_usd_per_hour: float
+    source: str
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSpec:
+    """One accelerator as programs see it. Rates are dense and per accelerator."""
+
+    id: str
+    name: str
+    """The name its driver prints."""
+    vendor: str
+    architecture: str
+    datasheet_gb: float
+    """What the datasheet says, in its own loose GB; never used as bytes where better is known."""
+    bandwidth_bytes_per_second: int | None
+    """Datasheet memory bandwidth; None where a device is described by its memory alone."""
+    nvml_total_bytes: int | None = None
+    """What nvidia-smi or its like prints as total."""
+    nvml_total_source: str | None = None
+    torch_total_bytes: int | None = None
+    """What torch reports as total: NVML's total less what the driver keeps."""
+    torch_total_source: str | None = None
+    aliases: tuple[str, ...] = ()
+    compute_capability: str | None = None
+    sm_count: int | None = None
+    fp16_flops: int | None = None
+    bf16_flops: int | None = None
+    fp8_flops: int | None = None
+    fp4_flops: int | None = None
+    int8_ops: int | None = None
+    fp16_accumulate_flops: int | None = None
+    """fp16 with fp16 accumulation, the number that GeForce sheets advertise."""
+    interconnect: str | None = None
+    """``nvlink``, ``pcie``, ...: how it reaches its neighbours."""
+    interconnect_bytes_per_second: int | None = None
+    """Both directions together."""
+    interconnect_note: str | None = None
+    interconnect_generation: int | None = None
+    """Of PCIe."""
+    interconnect_lanes: int | None = None
+    """Of PCIe."""
+    interconnect_bridge: bool = False
+    """Only between cards that a bridge joins (pairs, as a rule)."""
+    tdp_watts: int | None = None
+    unified_memory: bool = False
+    """Memory shared with the CPU, of which the GPU gets a capped part."""
+    price: Price | None = None
+    source: tuple[str, ...] = ()
+    confidence: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.bandwidth_bytes_per_second or 1) <= 0 or self.datasheet_gb <= 0:
+            raise ValueError("bandwidth_bytes_per_second and datasheet_gb must be above 0")
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes a process can hope for, from the best figure there is (see `device_bytes_basis`)."""
+        if self.torch_total_bytes is not None:
+            return self.torch_total_bytes
+        if self.nvml_total_bytes is not None:
+            return self.nvml_total_bytes
+        return int(self.datasheet_gb * 10**9)
+
+    @property
+    def device_bytes_basis(self) -> tuple[Literal["measured", "modelled"], str]:
+        """Where `device_bytes` comes from: (basis, source)."""
+        if self.torch_total_bytes is not None:
+            return "measured", self.torch_total_source or "total that torch printed"
+        if self.nvml_total_bytes is not None:
+            return "modelled", "driver total; torch sees up to 1 % less"
+        return "modelled", "datasheet GB read as 10^9 bytes; no driver total is known"

@@ -1,0 +1,193 @@
+"""A model: a list of layers, each of which says what it caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from kvplan.spec.kind import CacheKind, LayerPart, Tensor
+
+SCHEMA = "kvplan.model/1"
+
+Confidence = Literal["seen", "derived", "recalled"]
+"""How a spec came about: from the model's own configuration, from tables confirmed by the published
+parameter count, or from memory only (a plan that uses it says so)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraTensor:
+    """Weights that no part of a layer accounts for (per-layer embeddings, adapters, engram tables)."""
+
+    name: str
+    shape: tuple[int, ...]
+    count: int = 1
+    role: str = "attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One layer: its token mixers (usually one), its FFNs, and the small vectors beside them."""
+
+    mixers: tuple[CacheKind, ...] = ()
+    ffns: tuple[LayerPart, ...] = ()
+    norms: int = 2
+    """Vectors of `hidden_size` in the layer's norms (a LayerNorm with bias has two)."""
+    tensors: tuple[ExtraTensor, ...] = ()
+    shared_weights: bool = False
+    """Every layer built from this block uses the same weights: they are counted once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    """An encoder beside the language model (vision, audio, the encoder of Whisper)."""
+
+    name: str
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """How the published weights are stored."""
+
+    format: str
+    """A name from the format table, for the roles in `roles`."""
+    roles: tuple[str, ...] = ("attention", "dense_ffn", "routed_experts", "shared_experts")
+    """Which roles are stored in `format`; the rest keeps the model's dtype."""
+    kv_cache_format: str | None = None
+    """The KV format that the checkpoint itself declares (``kv_cache_scheme``)."""
+    overrides: dict[str, str] = field(default_factory=dict)
+    """Roles stored in another format: role -> format (experts in 4 bits beside an 8-bit rest)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Everything kvplan knows about a model. Tuples and mappings are never changed after loading."""
+
+    id: str
+    name: str
+    family: str
+    architecture: str
+    """The ``architectures`` entry of its configuration."""
+    hidden_size: int
+    vocab_size: int
+    blocks: dict[str, Block]
+    layers: tuple[str, ...]
+    """Block names in order, one per layer (patterns in the YAML file are spelled out here)."""
+    max_position_embeddings: int | None = None
+    dtype: str = "bf16"
+    tie_word_embeddings: bool = False
+    rope: dict[str, Any] | None = None
+    """``type`` and its numbers, as in the configuration; None: plain rotary or none."""
+    checkpoint: Checkpoint | None = None
+    position_embeddings: int = 0
+    """Rows of a learned position table."""
+    embedding_size: int | None = None
+    """Width of the token embedding where it is not the hidden size."""
+    final_norms: int = 1
+    tensors: tuple[ExtraTensor, ...] = ()
+    towers: tuple[Tower, ...] = ()
+    draft_layers: tuple[str, ...] = ()
+    """Blocks of the multi-token-prediction module, which run only for speculative decoding."""
+    draft_tensors: tuple[ExtraTensor, ...] = ()
+    repo: str | None = None
+    """Hub name of the weights."""
+    aliases: tuple[str, ...] = ()
+    released: str | None = None
+    license: str | None = None
+    published_parameters: int | None = None
+    """Unique parameters of the main model and its towers as published; drafts are not in it."""
+    published_active_parameters: int | None = None
+    parameters_note: str | None = None
+    """Why the computed count is off by more than 1 %; required then."""
+    source: str = ""
+    confidence: Confidence = "derived"
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.hidden_size <= 0 or self.vocab_size <= 0:
+            raise ValueError("hidden_size and vocab_size must be above 0")
+        if not self.layers:
+            raise ValueError("a model has at least one layer")
+        for name in (*self.layers, *self.draft_layers):
+            if name not in self.blocks:
+                raise ValueError(f"layers name a block {name!r} that blocks does not define")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @cached_property
+    def layer_counts(self) -> dict[str, int]:
+        """How many layers each block makes, in order of first appearance."""
+        counts: dict[str, int] = {}
+        for name in self.layers:
+            counts[name] = counts.get(name, 0) + 1
+        return counts
+
+    def mixers(self, *, drafts: bool = False) -> Iterator[tuple[int, CacheKind]]:
+        """(layers, mixer) of every distinct block; with `drafts`, the draft layers' besides."""
+        counts = dict(self.layer_counts)
+        for name in self.draft_layers if drafts else ():
+            counts[name] = counts.get(name, 0) + 1
+        for name, count in counts.items():
+            for mixer in self.blocks[name].mixers:
+                yield count, mixer
+
+    def tensors_outside_layers(self) -> tuple[Tensor, ...]:
+        """Embeddings, head, final norm and whatever else belongs to no layer."""
+        width = self.embedding_size or self.hidden_size
+        found = [Tensor("token_embd", "embedding", (self.vocab_size, width))]
+        if self.position_embeddings:
+            found.append(Tensor("position_embd", "embedding", (self.position_embeddings, self.hidden_size)))
+        if self.final_norms:
+            found.append(Tensor("output_norm", "norm", (self.final_norms, self.hidden_size)))
+        if not self.tie_word_embeddings:
+            found.append(Tensor("output", "head", (self.vocab_size, width)))
+        found += [Tensor(t.name, t.role, t.shape, t.count) for t in self.tensors]
+        found += [Tensor(t.name, "tower", (t.parameters,)) for t in self.towers]
+        return tuple(found)
+
+    def block_tensors(self, name: str) -> tuple[Tensor, ...]:
+        """The weights of one layer built from block `name`, unsharded."""
+        block = self.blocks[name]
+        found: list[Tensor] = []
+        for part in (*block.mixers, *block.ffns):
+            found += part.tensors(self.hidden_size)
+        if block.norms:
+            found.append(Tensor("norms", "norm", (block.norms, self.hidden_size)))
+        found += [Tensor(t.name, t.role, t.shape, t.count) for t in block.tensors]
+        return tuple(found)
+
+    def tensors_by_block(self) -> Iterator[tuple[int, Tensor]]:
+        """(times counted, tensor) over all main layers; weights that layers share count once."""
+        for name, count in self.layer_counts.items():
+            times = 1 if self.blocks[name].shared_weights else count
+            for tensor in self.block_tensors(name):
+                yield times, tensor
+
+    @cached_property
+    def parameters(self) -> int:
+        """Unique parameters of the main model and its towers, computed from the spec."""
+        inside = sum(times * t.elements for times, t in self.tensors_by_block())
+        return inside + sum(t.elements for t in self.tensors_outside_layers())
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Parameters one token uses: all but the routed experts it is not sent to, and the towers."""
+        total = self.parameters - sum(t.parameters for t in self.towers)
+        for name, count in self.layer_counts.items():
+            for ffn in self.blocks[name].ffns:
+                experts = getattr(ffn, "experts", None)
+                if experts:
+                    routed = sum(t.elements for t in ffn.tensors(self.hidden_size) if t.role == "routed_experts")
+                    idle = experts - getattr(ffn, "experts_per_token", experts)
+                    total -= count * (routed // experts) * idle
+        return total
+
+    @cached_property
+    def draft_parameters(self) -> int:
+        """Parameters of the draft layers, outside `parameters`."""
+        inside = sum(t.elements for name in self.draft_layers for t in self.block_tensors(name))
+        return inside + sum(Tensor(t.name, t.role, t.shape, t.count).elements for t in self.draft_tensors)

@@ -1,0 +1,181 @@
+"""Write ``kvplan/catalog/_names.py``: every name that the catalog answers to.
+
+    python scripts/make_index.py            write it
+    python scripts/make_index.py --check    exit 1 where it would change
+
+Reads the id, repository and aliases of each file in ``models/`` and ``kvplan/data/gpus/``, and
+``scripts/model_names.yaml`` for what no rule can derive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from kvplan.catalog import rules  # noqa: E402
+
+TARGET = ROOT / "kvplan" / "catalog" / "_names.py"
+WIDTH = 118
+HEAD = '''"""Every name the catalog answers to. Written by scripts/make_index.py; do not edit."""
+# fmt: off
+
+from __future__ import annotations
+
+from typing import Any
+
+'''
+
+Names = dict[str, str | tuple[str, ...]]
+
+
+def read(path: Path) -> dict[str, Any]:
+    data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    if not isinstance(data, dict) or data.get("id") != path.stem:
+        raise SystemExit(f"{path}: its id is not its file name")
+    return data
+
+
+Owners = dict[str, set[str]]
+
+
+def add(table: Owners, key: str, owner: str) -> None:
+    table.setdefault(key, set()).add(owner)
+
+
+def model_names(models: dict[str, dict[str, Any]], extra: dict[str, Any]) -> tuple[Names, dict[str, Any]]:
+    """(key -> id or ids, key -> (id, changed fields)) from ids, repositories, aliases and rules.
+
+    A lookup tries a key as typed and then without its variant words, so a name as written is stored
+    only where the shorter key would lead elsewhere. Names as written win over shorter ones.
+    """
+    check_ids(models, extra)
+    exact: Owners = {}
+    short: Owners = {}
+    for model, data in models.items():
+        for spelling in (model, data.get("repo") or model, *data.get("aliases", ()), *extra["aliases"].get(model, ())):
+            key = rules.model_key(spelling)[1]
+            add(exact, key, model)
+            add(short, rules.without_variant(rules.split_quantised(key)[0]), model)
+    for key, owners in exact.items():
+        if len(owners) > 1 or (key in models and owners != {key}):
+            raise SystemExit(f"{key!r} is a name of {', '.join(sorted(owners))}")
+    short |= {rules.model_key(key)[1]: set(owners) for key, owners in extra["ambiguous"].items()}
+    short = {key: exact.get(key, owners) for key, owners in short.items() if key not in models}
+    variants = {}
+    for spelling, change in extra["variants"].items():
+        fields = {"repo": spelling, **change}
+        variants[rules.model_key(spelling)[1]] = (fields.pop("of"), fields)
+    names: Names = {key: only(owners) for key, owners in short.items()}
+    for key, owners in exact.items():
+        reached = rules.without_variant(key)
+        if key not in models and ({reached} if reached in models else short.get(reached)) != owners:
+            names[key] = only(owners)
+    return {key: names[key] for key in sorted(names)}, variants
+
+
+def only(owners: set[str]) -> str | tuple[str, ...]:
+    return next(iter(owners)) if len(owners) == 1 else tuple(sorted(owners))
+
+
+def check_ids(models: dict[str, dict[str, Any]], extra: dict[str, Any]) -> None:
+    """Every id that the hand-written names speak of must be in the catalog."""
+    named = {*extra["aliases"], *(v["of"] for v in extra["variants"].values())}
+    named.update(owner for owners in extra["ambiguous"].values() for owner in owners)
+    if unknown := named - models.keys():
+        raise SystemExit(f"model_names.yaml: not in the catalog: {', '.join(sorted(unknown))}")
+
+
+def gpu_names(gpus: dict[str, dict[str, Any]]) -> Names:
+    """key -> id or ids. Ids, driver names and aliases win over what is derived from an id."""
+    exact: Owners = {}
+    derived: Owners = {}
+    for gpu, data in gpus.items():
+        for spelling in (gpu, data["name"], *data.get("aliases", ())):
+            add(exact, "".join(rules.gpu_words(spelling)), gpu)
+        for form in gpu_short_forms(gpu):
+            add(derived, form, gpu)
+    for gpu in gpus:  # "rtx 6000" is no name of its own, only one that other cards have too
+        older = gpu.replace("-", "").removesuffix("ada")
+        if older in derived:
+            derived[older].add(gpu)
+    return {key: only(exact.get(key) or derived[key]) for key in sorted({*exact, *derived})}
+
+
+def gpu_short_forms(gpu: str) -> set[str]:
+    """An id without its memory size, and then without form factor or generation: what cards share."""
+    words = [w for w in rules.split_memory(gpu.split("-"))[0] if w not in ("apple", "quadro", "radeon")]
+    form = re.compile(r"pcie|sxm\d?|ws|server|maxq")
+    found = set()
+    for kept in (words, [w for w in words if not form.fullmatch(w)], [re.sub(r"^sxm\d$", "sxm", w) for w in words]):
+        for spelled in (kept, [w for w in kept if w != "blackwell"]):
+            key = "".join(spelled)
+            found |= {key, re.sub(r"^rtx(?=[a-z])(?!pro)", "", key)}
+    return found
+
+
+def literal(name: str, kind: str, table: dict[str, Any]) -> str:
+    """A dict literal, packed into lines of `WIDTH`."""
+    lines, line = [f"{name}: {kind} = {{"], "   "
+    for key, value in table.items():
+        item = f" {key!r}: {value!r},".replace("'", '"')
+        if len(line) + len(item) > WIDTH and line.strip():
+            lines.append(line)
+            line = "   "
+        if len(line) + len(item) > WIDTH:  # a long value goes below its key
+            lines.append(f'    "{key}":')
+            line, item = "       ", item.partition(":")[2]
+        line += item
+    return "\n".join([*lines, line, "}\n"])
+
+
+def render(models_root: Path, gpus_root: Path, extra: dict[str, Any]) -> str:
+    models, places = {}, {}
+    for path in sorted(models_root.glob("*/*.yaml")):
+        data = read(path)
+        if path.stem in models:
+            raise SystemExit(f"{path}: a second file with this id")
+        models[path.stem] = data
+        publisher = rules.model_key(data.get("repo") or "")[0] or "-"
+        places[path.stem] = f"{path.parent.name} {publisher}"
+    gpus = {p.stem: read(p) for p in sorted(gpus_root.glob("*/*.yaml"))}
+    homes = {p.stem: f"{p.parent.name} {gpus[p.stem]['datasheet_gb']}" for p in sorted(gpus_root.glob("*/*.yaml"))}
+    names, variants = model_names(models, extra)
+    either = "dict[str, str | tuple[str, ...]]"
+    return HEAD + "\n".join(
+        [
+            "# id -> folder and publisher", literal("MODELS", "dict[str, str]", places),
+            "# other keys -> id, or the ids that share it", literal("MODEL_NAMES", either, names),
+            "# checkpoints that differ in a field -> (id, that field)",
+            literal("VARIANTS", "dict[str, tuple[str, dict[str, Any]]]", variants),
+            "# id -> folder and GB", literal("GPUS", "dict[str, str]", homes),
+            "# words of a name, joined -> id, or the ids that share them",
+            literal("GPU_NAMES", either, gpu_names(gpus)),
+        ]
+    ).rstrip("\n") + "\n"  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where the file is out of date")
+    check = parser.parse_args(argv).check
+    extra = yaml.safe_load((ROOT / "scripts" / "model_names.yaml").read_text(encoding="utf-8"))
+    text = render(ROOT / "models", ROOT / "kvplan" / "data" / "gpus", extra)
+    if check:
+        current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
+        if current != text:
+            print(f"{TARGET.relative_to(ROOT)} is out of date: run python scripts/make_index.py", file=sys.stderr)
+        return int(current != text)
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
