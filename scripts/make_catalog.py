@@ -22,8 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvplan.sources.dump import dump_model  # noqa: E402
-from kvplan.sources.hf.read import read_config, text_part  # noqa: E402
-from kvplan.sources.hf.keys import Config  # noqa: E402
+from kvplan.sources.hf.read import read_config  # noqa: E402
 from kvplan.spec.model import Checkpoint, Confidence, ModelSpec, Tower  # noqa: E402
 
 MODELS = ROOT / "models"
@@ -41,10 +40,7 @@ def build(fact: dict[str, Any], extras: Extras) -> ModelSpec:
         SystemExit: its parameter count is off and nobody says why.
     """
     model = fact["id"]
-    config = dict(fact["config"])
-    patch = extras["config"].get(model)
-    if patch:
-        text_part(Config(config)).data.update(patch) if "text_config" in config else config.update(patch)
+    config = fact["config"] | extras["config"].get(model, {})
     spec = read_config(config, where=model, name=fact["hf_repo"])
     spec = replace(
         spec,
@@ -58,7 +54,7 @@ def build(fact: dict[str, Any], extras: Extras) -> ModelSpec:
         published_parameters=fact.get("total_params"),
         published_active_parameters=fact.get("active_params"),
         notes=(*fact.get("notes", ()), *extras["notes"].get(model, ())),
-        towers=towers(spec, fact, extras),
+        towers=towers(spec, fact),
     )
     if model in extras["checkpoint"]:
         entry = extras["checkpoint"][model]
@@ -66,10 +62,8 @@ def build(fact: dict[str, Any], extras: Extras) -> ModelSpec:
     return explained(spec, extras)
 
 
-def towers(spec: ModelSpec, fact: dict[str, Any], extras: Extras) -> tuple[Tower, ...]:
+def towers(spec: ModelSpec, fact: dict[str, Any]) -> tuple[Tower, ...]:
     """The encoders with their published sizes, where the facts have them."""
-    if fact["id"] in extras["towers"]:
-        return tuple(Tower(**t) for t in extras["towers"][fact["id"]])
     exact = fact.get("tower_params")
     if exact is None:
         return spec.towers

@@ -14,10 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvplan.catalog import gpu_ids, load_gpu, load_model, model_ids  # noqa: E402
-from kvplan.spec.gpu import GpuSpec  # noqa: E402
-from kvplan.spec.model import ModelSpec  # noqa: E402
-from kvplan.units import GIB, human_count  # noqa: E402
+from kvplan.catalog import gpu_ids, load_gpu, load_model, model_ids
+from kvplan.spec.gpu import GpuSpec
+from kvplan.spec.model import ModelSpec
+from kvplan.units import GIB, human_count
 
 TARGET = ROOT / "docs" / "catalog.md"
 BF16 = 2
@@ -38,7 +38,7 @@ MODELS_INTRO = """
   included, compressed entries at their mean; in brackets, what remains once the windows are full.
 - *State*: bytes of one sequence that do not depend on its length, in bf16 (recurrent and convolution states,
   encoder entries).
-- *Parameters*: computed from the spec, and as published; towers are in both, draft layers in neither.
+- *Computed*, *published*: parameters from the spec, and as published; towers are in both, draft layers in neither.
 - *Confidence*: `seen`, the model's own configuration was read; `derived`, from tables or defaults that the published
   total confirms; `recalled`, from memory only, which every plan that uses it says.
 """
@@ -88,7 +88,7 @@ def state_bytes(model: ModelSpec) -> int:
 
 
 def number(value: Fraction | int) -> str:
-    return f"{value:,}" if isinstance(value, int) or value.denominator == 1 else f"{float(value):,.1f}"
+    return f"{int(value):,}" if value == int(value) else f"{float(value):,.1f}"
 
 
 def gap(model: ModelSpec) -> Fraction | None:
@@ -96,6 +96,12 @@ def gap(model: ModelSpec) -> Fraction | None:
     if not model.published_parameters:
         return None
     return Fraction(model.parameters - model.published_parameters, model.published_parameters)
+
+
+def percent(off: Fraction | None) -> str:
+    if off is None:
+        return "-"
+    return f"{float(off):+.2%}" if abs(off) >= Fraction(1, 20_000) else "0" if off == 0 else "< 0.01%"
 
 
 def cell(text: str) -> str:
@@ -119,7 +125,7 @@ def model_row(model: ModelSpec) -> tuple[str, ...]:
         number(state_bytes(model)) if state_bytes(model) else "-",
         human_count(model.parameters),
         published,
-        "-" if off is None else f"{float(off):+.2%}",
+        percent(off),
         model.confidence,
     )
 
@@ -132,8 +138,7 @@ def models_part() -> str:
     for model in models:
         off = gap(model)
         if model.parameters_note or (off is not None and abs(off) > TOLERANCE):
-            shown = "no published total" if off is None else f"{float(off):+.2%}"
-            noted.append((f"`{model.id}`", shown, model.parameters_note or "no reason is known"))
+            noted.append((f"`{model.id}`", percent(off), model.parameters_note or "no reason is known"))
     parts.append(table(("id", "gap", "reason"), "lrl", noted) if noted else "None.\n")
     return "\n".join(parts)
 

@@ -20,7 +20,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvplan.catalog import rules  # noqa: E402
+from kvplan.catalog import rules
 
 TARGET = ROOT / "kvplan" / "catalog" / "_names.py"
 WIDTH = 118
@@ -136,17 +136,22 @@ def literal(name: str, kind: str, table: dict[str, Any]) -> str:
     return "\n".join([*lines, line, "}\n"])
 
 
+def in_order(root: Path) -> list[Path]:
+    """The YAML files below `root`, by folder and id."""
+    return sorted(root.glob("*/*.yaml"), key=lambda path: (path.parent.name, path.stem))
+
+
 def render(models_root: Path, gpus_root: Path, extra: dict[str, Any]) -> str:
     models, places = {}, {}
-    for path in sorted(models_root.glob("*/*.yaml")):
+    for path in in_order(models_root):
         data = read(path)
         if path.stem in models:
             raise SystemExit(f"{path}: a second file with this id")
         models[path.stem] = data
         publisher = rules.model_key(data.get("repo") or "")[0] or "-"
         places[path.stem] = f"{path.parent.name} {publisher}"
-    gpus = {p.stem: read(p) for p in sorted(gpus_root.glob("*/*.yaml"))}
-    homes = {p.stem: f"{p.parent.name} {gpus[p.stem]['datasheet_gb']}" for p in sorted(gpus_root.glob("*/*.yaml"))}
+    gpus = {p.stem: read(p) for p in in_order(gpus_root)}
+    homes = {p.stem: f"{p.parent.name} {gpus[p.stem]['datasheet_gb']}" for p in in_order(gpus_root)}
     names, variants = model_names(models, extra)
     either = "dict[str, str | tuple[str, ...]]"
     return HEAD + "\n".join(

@@ -15,7 +15,9 @@ app = typer.Typer(**SETTINGS)
 class ExplainVerb(flags.PlanVerb):
     """The flags that change a cache's own figures."""
 
-    flags = tuple(o for o in flags.PLAN if o.setting in ("max_model_len", "kv_cache_dtype", "weights", "mamba_ssm_cache_dtype"))
+    flags = tuple(
+        o for o in flags.PLAN if o.setting in ("max_model_len", "kv_cache_dtype", "weights", "mamba_ssm_cache_dtype")
+    )
 
 
 @app.command(cls=ExplainVerb)

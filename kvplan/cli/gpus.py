@@ -120,7 +120,11 @@ def _sheet(gpu: GpuSpec) -> Document:
 
     basis, source = gpu.device_bytes_basis
     memory = [
-        ("a process sees", gib(gpu.device_bytes), f"{gpu.device_bytes:,} B, {basis}" + (f": {source}" if basis == "modelled" else "")),
+        (
+            "a process sees",
+            gib(gpu.device_bytes),
+            f"{gpu.device_bytes:,} B, {basis}" + (f": {source}" if basis == "modelled" else ""),
+        ),
         *_total("torch total", gpu.torch_total_bytes, gpu.torch_total_source),
         *_total("driver total", gpu.nvml_total_bytes, gpu.nvml_total_source),
         ("datasheet", f"{gpu.datasheet_gb:g} GB", "the vendor's own GB"),

@@ -160,7 +160,11 @@ def _size(model: ModelSpec) -> list[tuple[str, str] | tuple[str, str, str]]:
         ("layers", f"{model.num_layers}", f"hidden size {model.hidden_size:,}, vocabulary {model.vocab_size:,}"),
         ("context", f"{context:,} tokens" if context else "not stated", _rope(model)),
         ("stored in", model.checkpoint.format if model.checkpoint else model.dtype, _stored(model)),
-        ("KV per token", human_bytes(summary.kv_bytes_per_token), f"{summary.kv_bytes_per_token:,} B in bf16, before any window fills"),
+        (
+            "KV per token",
+            human_bytes(summary.kv_bytes_per_token),
+            f"{summary.kv_bytes_per_token:,} B in bf16, before any window fills",
+        ),
     ]
     if summary.fixed_bytes_per_sequence:
         fixed = summary.fixed_bytes_per_sequence
@@ -214,7 +218,9 @@ def _layers(model: ModelSpec) -> Grid:
         )
         for row in layer_rows(model)
     ]
-    return Grid(columns, rows, title="Layers", note="K and V: elements of one head's vector; bytes of one layer in bf16")
+    return Grid(
+        columns, rows, title="Layers", note="K and V: elements of one head's vector; bytes of one layer in bf16"
+    )
 
 
 def _roles(model: ModelSpec) -> Grid:

@@ -36,7 +36,7 @@ def list_models(
     """One line per model: size, layers, what a token costs in bf16, context, how sure the figures are."""
     from kvplan.catalog.summary import summaries
 
-    found = summaries()
+    found = sorted(summaries(), key=lambda row: (row.family, row.parameters))
     if family is not None:
         families = sorted({row.family for row in found})
         found = [row for row in found if row.family == family.lower()]
@@ -111,7 +111,7 @@ def _list(found: list[ModelSummary]) -> Document:
 
     columns = (
         Column("id"),
-        Column("parameters", right=True),
+        Column("params", right=True),
         Column("layers", right=True),
         Column("KV per token", right=True),
         Column("context", right=True),

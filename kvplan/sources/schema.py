@@ -7,6 +7,9 @@ here: the union of mixers is made from `kvplan.cache.KINDS`.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from functools import cache
 from typing import Annotated, Any, Literal, Union
 
@@ -34,6 +37,8 @@ PARTS: dict[tuple[type, str], type] = {
     (GpuSpec, "price"): Price,
 }  # fmt: skip
 """(class, field) -> the class of what stands in that field, or in its entries."""
+SINGLE = frozenset({(ModelSpec, "checkpoint"), (GpuSpec, "price")})
+"""Those of `PARTS` that hold one such thing; the others hold a list or a mapping of them."""
 KIND_FIELDS: dict[str, tuple[str, Any]] = {"mixers": ("cache kind", KINDS), "ffns": ("FFN kind", FFNS)}
 """Fields of a block whose entries name their class by ``kind`` -> (what to call it, the kinds)."""
 
@@ -54,14 +59,16 @@ def adapter(what: What) -> TypeAdapter[Any]:
 
 @cache
 def _prepare() -> None:
-    """Teach the dataclasses what YAML files need: no unknown keys, docstrings as descriptions, kinds as unions."""
-    mixers = [kind_class(kind) for kind in KINDS]
-    ffns = list(FFNS.values())
-    strict = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-    for cls in (ModelSpec, Block, Checkpoint, ExtraTensor, Tower, GpuSpec, Price, *mixers, *ffns):
-        with_config(strict)(cls)
-    _as_union(CacheKind, Union[tuple(mixers)])  # noqa: UP007 - made at run time
-    _as_union(LayerPart, Union[tuple(ffns)])  # noqa: UP007
+    """Teach the dataclasses what YAML files need: no unknown keys, and kinds as unions."""
+    for cls in (ModelSpec, GpuSpec, *_classes()):
+        with_config(ConfigDict(extra="forbid"))(cls)
+    _as_union(CacheKind, Union[tuple(kind_class(kind) for kind in KINDS)])  # noqa: UP007 - made at run time
+    _as_union(LayerPart, Union[tuple(FFNS.values())])  # noqa: UP007
+
+
+def _classes() -> list[type]:
+    """Every dataclass that stands somewhere inside a spec."""
+    return [*dict.fromkeys(PARTS.values()), *(kind_class(kind) for kind in KINDS), *FFNS.values()]
 
 
 def _as_union(base: type, union: Any) -> None:
@@ -82,6 +89,11 @@ def json_schema(what: What) -> dict[str, Any]:
         **found["properties"],
     }
     found["required"] = ["schema", *found.get("required", [])]
+    definitions = found.setdefault("$defs", {})
+    for part in (cls, *_classes()):
+        target = found if part is cls else definitions.get(part.__name__)
+        if target is not None:
+            _describe(part, target)
     if what == "model":
         _describe_layers(found)
     title = {"model": "kvplan model", "gpu": "kvplan accelerator"}[what]
@@ -92,6 +104,34 @@ def json_schema(what: What) -> dict[str, Any]:
         "description": (cls.__doc__ or "").splitlines()[0],
     }
     return head | {key: value for key, value in found.items() if key not in head}
+
+
+def _describe(cls: type, schema: dict[str, Any]) -> None:
+    """Field docstrings as descriptions; ``kind`` must be there, since it picks the class."""
+    for base in cls.__mro__[:-1]:
+        for name, text in _field_docs(base).items():
+            if name in schema["properties"]:
+                schema["properties"][name].setdefault("description", text)
+    kind = schema["properties"].get("kind")
+    if kind is not None:
+        kind.pop("default", None)
+        schema["required"] = ["kind", *schema.get("required", [])]
+
+
+@cache
+def _field_docs(cls: type) -> dict[str, str]:
+    """field -> the string that follows it in the source of its class."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    except (OSError, TypeError):  # no source beside the bytecode
+        return {}
+    found: dict[str, str] = {}
+    field = ""
+    for line in body.body if isinstance(body, ast.ClassDef) else ():
+        if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and field:
+            found[field] = " ".join(str(line.value.value).split())
+        field = line.target.id if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) else ""
+    return found
 
 
 def _describe_layers(schema: dict[str, Any]) -> None:

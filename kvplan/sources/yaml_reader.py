@@ -86,7 +86,9 @@ def _read(path: str | os.PathLike[str], name: str) -> bytes:
             os.close(handle)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "is not a file name"
-        raise SpecError(f"cannot be read: {reason.lower()}", where=name, hint="check the path and its permissions") from None
+        raise SpecError(
+            f"cannot be read: {reason.lower()}", where=name, hint="check the path and its permissions"
+        ) from None
     if len(data) > MAX_BYTES:
         size = f"{status.st_size:,}" if status.st_size > MAX_BYTES else f"over {MAX_BYTES:,}"
         raise SpecError(f"is {size} bytes; a spec has at most {MAX_BYTES:,}", where=name, hint="is it the right file?")
@@ -117,7 +119,9 @@ def _bound(text: str, name: str) -> None:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise SpecError("a second document begins here", where=where, hint="keep one spec in a file; drop the ---")
+                    raise SpecError(
+                        "a second document begins here", where=where, hint="keep one spec in a file; drop the ---"
+                    )
             elif isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > MAX_DEPTH:
@@ -146,7 +150,9 @@ def _syntax_error(error: yaml.YAMLError, text: str, name: str) -> SpecError:
         return SpecError("a tab in the indentation", where=f"{name}:{line}", hint="indent with spaces")
     if "undefined alias" in problem:
         return SpecError(problem, where=f"{name}:{line}", hint="define the anchor above it, or quote a leading *")
-    return SpecError(f"is not YAML: {problem}", where=f"{name}:{line}", hint="check indentation, colons and quotes there")
+    return SpecError(
+        f"is not YAML: {problem}", where=f"{name}:{line}", hint="check indentation, colons and quotes there"
+    )
 
 
 class _Walk:
@@ -184,7 +190,9 @@ class _Walk:
             if isinstance(key_node, yaml.ScalarNode) and key_node.tag == f"{_TAG}merge":
                 raise self.error(key_node, f"a merge key ({_MERGE_KEY})", "write the keys out")
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
-                text = printable(str(key_node.value), 40) if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
+                text = (
+                    printable(str(key_node.value), 40) if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
+                )
                 raise self.error(key_node, f"a key that is no text: {text}", "put it in quotes")
             key = self.text(key_node)
             if key in lines:

@@ -12,6 +12,7 @@ import pytest
 
 from kvplan.sources.hf.hybrids import HYBRIDS, TIED_BY_DEFAULT
 from kvplan.sources.hf.keys import Config, Layers
+from kvplan.sources.hf.read import read_config
 from kvplan.spec.model import ModelSpec
 
 DATA = Path(__file__).parents[1] / "data" / "models.jsonl"
@@ -334,3 +335,25 @@ def test_kimi_full_rank_gate_and_latent_experts() -> None:
     assert base - spec(data).parameters == 69 * (7168 * width - 128 * (7168 + width))
     data = config("kimi-k3") | {"mla_use_output_gate": False}
     assert base - spec(data).parameters == 24 * 7168 * width
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_whole_files_reach_these_readers(name: str) -> None:
+    whole = read_config(FACTS[name]["config"])
+    assert (whole.layers, whole.blocks) == (spec(config(name)).layers, spec(config(name)).blocks)
+
+
+EXTRA_KEYS: dict[str, dict[str, Any]] = {
+    "granite-4.0-micro": {"mamba_n_heads": 128, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2},
+    "jamba-1.5-mini": {"mamba_inner_layernorms": True, "use_mamba_kernels": True, "num_logits_to_keep": 1},
+    "glm-5.3-flash": {"indexer_rope_interleave": True, "index_topk_freq": 1, "hc_sinkhorn_iters": 20},
+    "nemotron-h-8b": {"mamba_hidden_act": "silu", "chunk_size": 128, "time_step_rank": 256, "expand": 2},
+    "zamba2-2.7b": {"kv_channels": 80, "num_query_groups": 32, "use_mem_rope": False, "state_size": 64},
+    "falcon-mamba-7b": {"use_falcon_mambapy": False, "mixer_rms_eps": 1e-6, "use_conv_bias": True},
+}
+
+
+@pytest.mark.parametrize("name", EXTRA_KEYS)
+def test_keys_of_real_files_without_effect_are_understood(name: str) -> None:
+    data = config(name)
+    assert read_config(data | EXTRA_KEYS[name]).blocks == read_config(data).blocks

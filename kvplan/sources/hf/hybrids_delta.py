@@ -167,6 +167,7 @@ def glm_next(cfg: Config) -> Layers:
     """
     cfg.ignore(("index_topk_freq", "index_skip_topk_offset", "index_share_for_mtp_iteration", "index_kpool_compress"))
     cfg.ignore(("index_kpool_always_select_tail", "hc_eps", "hc_sinkhorn_iters", "swiglu_limit", "linear_lower_bound"))
+    cfg.ignore(("indexer_rope_interleave", "index_topk_pattern"))
     count = layer_count(cfg)
     attention = cfg.child("linear_attn_config") or Config({}, cfg.where)
     kinds = _mixed_kinds(cfg, attention, count, 0)

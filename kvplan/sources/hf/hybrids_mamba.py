@@ -99,6 +99,12 @@ def _nemotron_bias(cfg: Config) -> dict[str, bool]:
     return {"bias": cfg.flag("use_bias"), "conv_bias": cfg.flag("use_conv_bias", default=True)}
 
 
+GRANITE_MAMBA_KEYS = (
+    "mamba_expand", "mamba_d_state", "mamba_n_groups", "mamba_d_conv", "mamba_n_heads", "mamba_d_head",
+    "mamba_proj_bias", "mamba_conv_bias",
+)  # fmt: skip
+
+
 def _granite_mamba(cfg: Config, inner: int, **fields: Any) -> Mamba2:
     """Mamba 2 under the ``mamba_*`` keys that Bamba, Granite 4 and Falcon-H1 share."""
     return _mamba2(
@@ -138,7 +144,7 @@ def jamba(cfg: Config) -> Layers:
     mamba = checked(
         cfg,
         Mamba1,
-        {"norms": True},
+        {"norms": cfg.flag("mamba_inner_layernorms", default=True)},
         {
             "inner_size": inner_size(cfg, "mamba_expand"),
             "state_size": cfg.need_int("mamba_d_state"),
@@ -188,6 +194,7 @@ def granite_hybrid(cfg: Config) -> Layers:
     count = layer_count(cfg)
     kinds = layer_kinds(cfg, count, MAMBA_OR_FULL, "layer_types", "layers_block_type")
     kinds = need_kinds(cfg, kinds, "layer_types")
+    cfg.ignore(GRANITE_MAMBA_KEYS)  # a model of attention alone carries them too
     mamba = _granite_mamba(cfg, inner_size(cfg, "mamba_expand")) if LINEAR in kinds else None
 
     def ffns(layer: int) -> tuple[LayerPart, ...]:

@@ -24,6 +24,8 @@ _GEMMA3N = {
 }  # fmt: skip
 
 CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "falcon": {"max_position_embeddings": 2048}, "RefinedWeb": {"max_position_embeddings": 2048},
+    "RefinedWebModel": {"max_position_embeddings": 2048},
     "gemma": {"head_dim": 256},
     "gemma2": {"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096},
     "gemma3": _GEMMA3, "gemma3_text": _GEMMA3, "gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N,

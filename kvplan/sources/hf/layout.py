@@ -81,7 +81,7 @@ def layer_windows(cfg: Config, rule: Callable[[int], bool] | None = None) -> lis
 
     Which layers slide is said by, in this order: ``layer_types``, a pattern (an interval or a string
     of L and G), the family's own `rule`, ``max_window_layers``, and else every layer does. A window
-    that the context cannot outgrow has no effect.
+    longer than the context has no effect.
 
     Args:
         rule: layer index (from 0) -> whether it slides, for families whose files need not say.
@@ -105,7 +105,7 @@ def layer_windows(cfg: Config, rule: Callable[[int], bool] | None = None) -> lis
         local = [i >= first for i in range(count)]
     else:
         local = [True] * count
-    if size is not None and limit is not None and size >= limit:
+    if size is not None and limit is not None and size > limit:
         return [None] * count
     return [size if is_local else None for is_local in local]
 

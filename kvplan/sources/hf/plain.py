@@ -287,7 +287,7 @@ PLAIN: dict[str, Callable[[Config], Layers]] = {
     "glm4_moe": plain(output_bias=False, qk_norm="head", qk_norm_if="use_qk_norm"),
     **dict.fromkeys(("phi", "phi-msft"), phi),
     "phi3": plain(**_NONE),
-    "phimoe": plain(norms=4, final_norms=2, head_bias="lm_head_bias"),
+    "phimoe": plain(norms=4, final_norms=2, head_bias="lm_head_bias", slides=lambda i: False),  # window = context
     "falcon": falcon,
     **dict.fromkeys(("RefinedWeb", "RefinedWebModel"), falcon),
     "mpt": mpt,
