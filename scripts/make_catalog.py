@@ -57,8 +57,8 @@ def build(fact: dict[str, Any], extras: Extras) -> ModelSpec:
         towers=towers(spec, fact),
     )
     if model in extras["checkpoint"]:
-        entry = extras["checkpoint"][model]
-        spec = replace(spec, checkpoint=Checkpoint(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}))
+        entry = {k: tuple(v) if isinstance(v, list) else v for k, v in extras["checkpoint"][model].items()}
+        spec = replace(spec, checkpoint=Checkpoint(**entry))
     return explained(spec, extras)
 
 

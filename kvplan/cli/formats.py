@@ -92,7 +92,7 @@ def _document(rows: list[Format]) -> Document:
     cells = [
         (row.name, _bits(row), _block(row), _scales(row), row.use, ", ".join(row.aliases), row.source) for row in rows
     ]
-    note = f"bits per element, scales included: cache at head size {HEAD_DIM}, weights of a {_MATRIX:,} x {_MATRIX:,} matrix"
+    note = f"bits of one element, scales included: cache at head size {HEAD_DIM}, weights of {_MATRIX:,} x {_MATRIX:,}"
     if any(row.name in GGUF_FILES for row in rows):
         note += "; of a mix of types, its main one"
     return [Grid(columns, cells, note=note)]

@@ -58,6 +58,18 @@ def show_gpu(
     output.of(ctx).emit(_sheet(gpu), {"schema": SCHEMA, "gpus": [payload(gpu)]})
 
 
+@app.command("lint", cls=Verb)
+def lint_gpus(
+    ctx: typer.Context,
+    paths: list[str] = typer.Argument(metavar="PATH...", help="accelerator files, or folders of them"),
+) -> int:
+    """Check accelerator files for all that is wrong or odd; exit status 1 when one of them has an error."""
+    from kvplan.cli.lint import lint
+    from kvplan.sources.yaml_file import lint_gpu_file
+
+    return lint(ctx, SCHEMA, paths, lint_gpu_file)
+
+
 def payload(gpu: GpuSpec) -> dict[str, Any]:
     """The JSON object of one accelerator: every field of its spec, and what follows from them."""
     plain: dict[str, Any] = {name: _plain(getattr(gpu, name)) for name in gpu.__dataclass_fields__}
@@ -83,6 +95,11 @@ def _tera(value: int | None) -> str:
     return "" if value is None else f"{value / 10**12:,.4g}"
 
 
+def _giga(value: int | None) -> str:
+    """Bytes per second in GB/s."""
+    return "" if value is None else f"{value / GB:,.0f}"
+
+
 def _list(found: list[GpuSpec]) -> Document:
     from kvplan.render.grid import Column, Grid
 
@@ -102,7 +119,7 @@ def _list(found: list[GpuSpec]) -> Document:
             gpu.id,
             gib(gpu.device_bytes).removesuffix(" GiB"),
             gpu.device_bytes_basis[0],
-            f"{gpu.bandwidth_bytes_per_second / GB:,.0f}",
+            _giga(gpu.bandwidth_bytes_per_second),
             _tera(gpu.bf16_flops or gpu.fp16_flops),
             _tera(gpu.fp8_flops),
             f"{gpu.tdp_watts:,}" if gpu.tdp_watts else "",
@@ -111,8 +128,13 @@ def _list(found: list[GpuSpec]) -> Document:
         )
         for gpu in found
     ]
-    note = "memory: what a process can hope for; measured is what torch printed, modelled the driver's total or the datasheet"
-    return [Grid(columns, rows, note=note)]
+    return [
+        Grid(
+            columns,
+            rows,
+            note="memory: measured is what torch prints; modelled is the driver's total or the datasheet's",
+        )
+    ]
 
 
 def _sheet(gpu: GpuSpec) -> Document:
@@ -128,7 +150,7 @@ def _sheet(gpu: GpuSpec) -> Document:
         *_total("torch total", gpu.torch_total_bytes, gpu.torch_total_source),
         *_total("driver total", gpu.nvml_total_bytes, gpu.nvml_total_source),
         ("datasheet", f"{gpu.datasheet_gb:g} GB", "the vendor's own GB"),
-        ("bandwidth", f"{gpu.bandwidth_bytes_per_second / GB:,.0f} GB/s", "datasheet"),
+        ("bandwidth", f"{_giga(gpu.bandwidth_bytes_per_second)} GB/s", "datasheet"),
     ]
     if gpu.unified_memory:
         memory.append(("unified", "yes", "shared with the CPU"))
@@ -169,7 +191,7 @@ def _identity(gpu: GpuSpec) -> list[tuple[str, str]]:
         rows.append(("also known as", ", ".join(gpu.aliases)))
     if gpu.interconnect:
         speed = gpu.interconnect_bytes_per_second
-        rows.append(("interconnect", gpu.interconnect + (f", {speed / GB:,.0f} GB/s both ways" if speed else "")))
+        rows.append(("interconnect", gpu.interconnect + (f", {_giga(speed)} GB/s both ways" if speed else "")))
     if gpu.interconnect_note:
         rows.append(("interconnect note", gpu.interconnect_note))
     if gpu.tdp_watts:

@@ -11,7 +11,7 @@ from kvplan.units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from kvplan.spec.kind import CacheKind, LayerPart
-    from kvplan.spec.model import Block, ModelSpec
+    from kvplan.spec.model import ModelSpec
 
 
 class Layers(NamedTuple):

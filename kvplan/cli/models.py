@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from kvplan.cli import output
 from kvplan.cli.app import SETTINGS, Group, Verb
-from kvplan.errors import InputError, UnknownNameError, printable
-from kvplan.units import human_bytes, human_count
+from kvplan.errors import UnknownNameError
+from kvplan.units import KIB, MIB, human_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kvplan.catalog.summary import ModelSummary
     from kvplan.render.grid import Document
 
@@ -68,14 +66,11 @@ def lint_models(
     ctx: typer.Context,
     paths: list[str] = typer.Argument(metavar="PATH...", help="model files, or folders of them"),
 ) -> int:
-    """Check model files: exit 0 when all are right, 1 when one is not."""
-    found = [(path, _problem(path)) for start in paths for path in _files(start)]
-    wrong = sum(1 for _, problem in found if problem is not None)
-    out = output.of(ctx)
-    files = [{"file": path, "valid": problem is None, **(problem or {})} for path, problem in found]
-    out.emit(_verdicts(found), {"schema": SCHEMA, "files": files, "wrong": wrong})
-    out.note(f"{len(found)} file{'s' * (len(found) != 1)}, {wrong or 'none'} wrong")
-    return 1 if wrong else 0
+    """Check model files for all that is wrong or odd; exit status 1 when one of them has an error."""
+    from kvplan.cli.lint import lint
+    from kvplan.sources.yaml_file import lint_model_file
+
+    return lint(ctx, SCHEMA, paths, lint_model_file)
 
 
 @app.command("schema", cls=Verb)
@@ -113,10 +108,10 @@ def _list(found: list[ModelSummary]) -> Document:
         Column("id"),
         Column("params", right=True),
         Column("layers", right=True),
-        Column("KV per token", right=True),
+        Column("KV KiB per token", right=True),
         Column("context", right=True),
         Column("confidence"),
-        Column("state per sequence", right=True, optional=True),
+        Column("state MiB per sequence", right=True, optional=True),
         Column("active", right=True, optional=True),
         Column("family", optional=True),
         Column("repository", optional=True),
@@ -126,63 +121,14 @@ def _list(found: list[ModelSummary]) -> Document:
             row.id,
             human_count(row.parameters),
             str(row.num_layers),
-            human_bytes(row.kv_bytes_per_token) if row.kv_bytes_per_token else "0",
+            f"{row.kv_bytes_per_token / KIB:,.2f}",
             f"{row.max_position_embeddings:,}" if row.max_position_embeddings else "not stated",
             row.confidence,
-            human_bytes(row.fixed_bytes_per_sequence) if row.fixed_bytes_per_sequence else "",
+            f"{row.fixed_bytes_per_sequence / MIB:,.2f}" if row.fixed_bytes_per_sequence else "",
             human_count(row.active_parameters) if row.active_parameters != row.parameters else "",
             row.family,
             row.repo or "",
         )
         for row in found
     ]
-    return [Grid(columns, rows, note="KV per token: bf16, whole model, before any window fills; context in tokens")]
-
-
-def _files(start: str) -> Iterator[str]:
-    """The YAML files at or below a path.
-
-    Raises:
-        InputError: nothing is there, or a folder without any.
-    """
-    import os
-
-    if os.path.isdir(start):
-        found = sorted(
-            os.path.join(folder, name)
-            for folder, _, names in os.walk(start)
-            for name in names
-            if name.lower().endswith((".yaml", ".yml"))
-        )
-        if not found:
-            raise InputError(f"{printable(start)}: no YAML file below", hint="name a folder of model files")
-        yield from found
-    elif os.path.lexists(start):
-        yield start
-    else:
-        raise InputError(f"{printable(start)}: no such file or folder", hint="name a model file or a folder of them")
-
-
-def _problem(path: str) -> dict[str, Any] | None:
-    """What is wrong with a model file, None where nothing is."""
-    from kvplan.errors import SpecError
-    from kvplan.sources.yaml_file import load_model_file
-
-    try:
-        load_model_file(path)
-    except SpecError as error:
-        return {"where": error.where, "message": error.message, "hint": error.hint}
-    return None
-
-
-def _verdicts(found: list[tuple[str, dict[str, Any] | None]]) -> Document:
-    from kvplan.render.grid import Notes
-
-    lines = []
-    for path, problem in found:
-        if problem is None:
-            lines.append(f"{path}: right")
-            continue
-        hint = f" ({problem['hint']})" if problem["hint"] else ""
-        lines.append(f"{problem['where'] or path}: {problem['message']}{hint}")
-    return [Notes(lines)]
+    return [Grid(columns, rows, note="KV: in bf16, of the whole model, before any window fills; context in tokens")]

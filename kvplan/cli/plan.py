@@ -33,7 +33,8 @@ def plan(
     plain = result.to_dict()
     out = output.of(ctx)
     out.emit(plan_report(plain), plain, warnings=result.warnings)
-    if result.verdict.fits is False:
+    if result.verdict.fits is not False:
+        return 0
+    if out.format == "json" or out.file is not None:
         out.note(summary_line(plain))
-        return 1
-    return 0
+    return 1

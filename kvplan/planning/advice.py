@@ -22,7 +22,7 @@ Try = Callable[..., Outcome | None]
 
 
 def hints(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> tuple[Hint, ...]:
-    """Single changes that make a deployment fit, each tried; empty where it fits or nothing is known."""
+    """Single changes that help a deployment that does not fit, each tried; empty where it fits."""
     if outcome.fits is not False:
         return ()
     settings = outcome.settings
@@ -39,13 +39,12 @@ def hints(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcom
     return tuple(found)
 
 
-def longest_that_fits(outcome: Outcome, attempt: Try) -> int:
-    """The largest max_model_len with which the deployment fits; 0 where none does."""
+def _longest(outcome: Outcome, good: Callable[[int], bool]) -> int:
+    """The largest max_model_len below the present one for which `good` holds; 0 where none does."""
     low, high = 0, outcome.settings.max_model_len
     while high - low > 1:
         middle = (low + high) // 2
-        tried = attempt(max_model_len=middle)
-        if tried is not None and tried.fits:
+        if good(middle):
             low = middle
         else:
             high = middle
@@ -53,9 +52,29 @@ def longest_that_fits(outcome: Outcome, attempt: Try) -> int:
 
 
 def _shorter(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
-    length = longest_that_fits(outcome, attempt)
-    if length >= outcome.settings.request_tokens:
+    settings = outcome.settings
+    if outcome.pool is not None and outcome.pool.starts:
+        return  # the length is not what binds
+
+    def fits(length: int) -> bool:
+        tried = attempt(max_model_len=length)
+        return tried is not None and bool(tried.fits)
+
+    def starts(length: int) -> bool:
+        tried = attempt(max_model_len=length)
+        return tried is not None and tried.pool is not None and tried.pool.starts
+
+    length = _longest(outcome, fits)
+    if length >= settings.request_tokens:
         yield Hint("--max-model-len", str(length), f"the longest request that holds: {length:,} tokens")
+        return
+    length = _longest(outcome, starts)
+    tried = attempt(max_model_len=length) if length else None
+    if tried is None or tried.kv_bytes is None:
+        return
+    runs = engine.requests_at(tried.stages, tried.settings, tried.kv_bytes, settings.request_tokens) * settings.data_parallel_size
+    effect = f"it starts; {runs:,} of the {settings.concurrency:,} requests of {settings.request_tokens:,} tokens hold at once"
+    yield Hint("--max-model-len", str(length), effect)
 
 
 def _fewer_requests(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:

@@ -161,13 +161,23 @@ def _memory(plan: Plain) -> list[Part]:
         (t["name"], gib(t["bytes"])[:-4], gib(t["low_bytes"])[:-4], gib(t["high_bytes"])[:-4], t["basis"], t["source"])
         for t in row["terms"]
     ]
+    if plan["inputs"]["kv_cache_memory_bytes"] is None:
+        terms.append(_cache_row(row))
     note = f"budget {gib(row['budget_bytes'])} of {gib(row['total_bytes'])} per GPU"
     if row["replicated_bytes"]:
-        note += f"; {gib(row['replicated_bytes'])} of the weights is held whole on every rank"
+        note += f"; {human_bytes(row['replicated_bytes'])} of the weights is held whole on every rank"
     parts: list[Part] = [bar, Grid(columns, terms, title="Where it goes, per GPU", note=note)]
     if plan["inputs"]["pipeline_parallel_size"] > 1:
         parts.append(_stages(plan))
     return parts
+
+
+def _cache_row(row: Plain) -> tuple[str, str, str, str, str, str]:
+    """What the terms leave of the budget, and how far their bounds move it."""
+    low = row["budget_bytes"] - sum(t["high_bytes"] for t in row["terms"])
+    high = row["budget_bytes"] - sum(t["low_bytes"] for t in row["terms"])
+    cells = [gib(max(0, size))[:-4] for size in (row["kv_bytes"], low, high)]
+    return ("KV cache", cells[0], cells[1], cells[2], "modelled", "what the budget leaves")
 
 
 def _stages(plan: Plain) -> Grid:
@@ -223,7 +233,7 @@ def _capacity(plan: Plain) -> list[Part]:
 def _hints(plan: Plain) -> Grid:
     rows = [(h["flag"], h["value"], h["effect"]) for h in plan["verdict"]["hints"]]
     columns = [Column("flag"), Column("value", right=True), Column("effect", wrap=True)]
-    return Grid(columns, rows, title="What would fit (each alone)")
+    return Grid(columns, rows, title="What would help, each alone")
 
 
 def _assumptions(plan: Plain) -> Notes | None:

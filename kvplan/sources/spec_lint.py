@@ -62,7 +62,8 @@ def _counts(model: ModelSpec) -> Iterator[Remark]:
     off = (model.parameters - published) / published
     if abs(off) > TOLERANCE and not model.parameters_note:
         yield Remark(
-            "error", f"the shapes add up to {model.parameters:,} parameters, {off:+.2%} from the published {published:,}",
+            "error",
+            f"the shapes add up to {model.parameters:,} parameters, {off:+.2%} from the published {published:,}",
             ("published_parameters",), "check the shapes, or give the reason in parameters_note",
         )  # fmt: skip
     if abs(off) <= TOLERANCE and model.parameters_note:

@@ -140,16 +140,21 @@ def _validate(
     try:
         spec = schema.adapter(what).validate_json(json.dumps(plain), strict=True)
     except ValidationError as problem:
-        errors = problem.errors(include_url=False)
-        shadowed = {f.message for f in findings}
         spec = None
-        for error in errors:
-            found = _explained(cls, data, error, finding)
-            if found.message not in shadowed:
-                findings.append(found)
+        said = {f.message for f in findings}
+        found = [_explained(cls, data, error, finding) for error in problem.errors(include_url=False)]
+        meant = {f.hint for f in found if f.message.startswith("unknown key")}
+        wrong = [f for f in found if f.message not in said and not _misspelt(f, meant)]
+        findings += wrong
     if findings:
-        return None, sorted(findings, key=lambda f: f.line)
+        return None, sorted(findings, key=lambda f: (f.message.startswith("no "), f.line))
     return spec, []
+
+
+def _misspelt(found: Finding, meant: set[str | None]) -> bool:
+    """Whether a missing key is there, only spelt wrong, which has been said."""
+    key = (found.hint or "").removeprefix("add the key ")
+    return found.message.startswith("no ") and f"did you mean {key}?" in meant
 
 
 def _spelled_out(plain: dict[str, Any], finding: Any) -> tuple[dict[str, Any], list[Finding]]:

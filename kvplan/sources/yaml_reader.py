@@ -148,6 +148,8 @@ def _syntax_error(error: yaml.YAMLError, text: str, name: str) -> SpecError:
     problem = printable(str(getattr(error, "problem", None) or "cannot be parsed"), 120)
     if "\t" in source[: len(source) - len(source.lstrip())] or "'\\t'" in problem:
         return SpecError("a tab in the indentation", where=f"{name}:{line}", hint="indent with spaces")
+    if "nesting depth" in problem:  # libyaml looks ahead and has a limit of its own
+        return SpecError(f"nests deeper than {MAX_DEPTH} levels", where=f"{name}:{line}", hint="no spec needs that")
     if "undefined alias" in problem:
         return SpecError(problem, where=f"{name}:{line}", hint="define the anchor above it, or quote a leading *")
     return SpecError(

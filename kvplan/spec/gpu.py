@@ -67,7 +67,8 @@ class GpuSpec:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if (self.bandwidth_bytes_per_second or 1) <= 0 or self.datasheet_gb <= 0:
+        bandwidth = self.bandwidth_bytes_per_second
+        if (bandwidth is not None and bandwidth <= 0) or self.datasheet_gb <= 0:
             raise ValueError("bandwidth_bytes_per_second and datasheet_gb must be above 0")
 
     @property

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvplan.sources.hf.hybrids import HYBRIDS, TIED_BY_DEFAULT
+from kvplan.sources.hf.hybrids import HYBRIDS
 from kvplan.sources.hf.keys import Config, Layers
+from kvplan.sources.hf.known import TIED
 from kvplan.sources.hf.read import read_config
 from kvplan.spec.model import ModelSpec
 
@@ -48,7 +49,7 @@ def spec(data: dict[str, Any]) -> ModelSpec:
         id="m", name="m", family="m", architecture="M", hidden_size=data["hidden_size"], vocab_size=data["vocab_size"],
         blocks=found.blocks, layers=found.layers, tensors=found.tensors, final_norms=found.final_norms,
         draft_layers=found.draft_layers, draft_tensors=found.draft_tensors,
-        tie_word_embeddings=data["model_type"] in TIED_BY_DEFAULT if tied is None else tied,
+        tie_word_embeddings=data["model_type"] in TIED if tied is None else tied,
     )  # fmt: skip
 
 

@@ -55,7 +55,8 @@ def test_vllm_slots_of_one_head_at_128(name: str, slot: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "page"), [("int8_per_token_head", 33_792), ("int4_per_token_head", 17_408), ("nvfp4", 18_432), ("bf16", 65_536)]
+    ("name", "page"),
+    [("int8_per_token_head", 33_792), ("int4_per_token_head", 17_408), ("nvfp4", 18_432), ("bf16", 65_536)],
 )
 def test_vllm_page_bytes_of_a_llama_layer(name: str, page: int) -> None:
     assert 16 * sum(get_format(name).pair_bytes(8, 128, 128)) == page
@@ -82,7 +83,13 @@ def test_mixed_pairs_take_each_format_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_bytes"),
-    [("mlx4_g64", 1_179_648), ("mlx8_g64", 2_228_224), ("mlx2_g64", 655_360), ("mlx4_g32", 1_310_720), ("mlx4_g128", 1_114_112)],
+    [
+        ("mlx4_g64", 1_179_648),
+        ("mlx8_g64", 2_228_224),
+        ("mlx2_g64", 655_360),
+        ("mlx4_g32", 1_310_720),
+        ("mlx4_g128", 1_114_112),
+    ],
 )
 def test_mlx_holds_1024_slots(name: str, num_bytes: int) -> None:
     assert 1024 * sum(get_format(name).pair_bytes(8, 128, 128)) == num_bytes
@@ -105,7 +112,9 @@ def test_transformers_quantised_store() -> None:
     assert 512 * 4 * sum(get_format("quanto4").pair_bytes(8, 128, 128)) == 2_359_296
 
 
-@pytest.mark.parametrize(("k", "v", "num_bytes"), [(8, 8, 2176), (6, 6, 1664), (5, 4, 1280), (4, 4, 1152), (3, 3, 896), (2, 2, 640)])
+@pytest.mark.parametrize(
+    ("k", "v", "num_bytes"), [(8, 8, 2176), (6, 6, 1664), (5, 4, 1280), (4, 4, 1152), (3, 3, 896), (2, 2, 640)]
+)
 def test_exllamav3_token_in_one_layer(k: int, v: int, num_bytes: int) -> None:
     pair = get_format(f"exl3_{k}").pair_bytes(8, 128, 128, v_format=get_format(f"exl3_{v}"))
     assert sum(pair) == num_bytes

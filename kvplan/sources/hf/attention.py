@@ -81,7 +81,8 @@ def softmax_attention(
         values["kv_heads"] = kv_heads(cfg)
     if values.get("head_dim") is None:
         values["head_dim"] = head_dim(cfg, values["query_heads"])
-    return checked(cfg, *_kind(window, chunked, encoder_tokens, source), values)
+    mixer: Attention = checked(cfg, *_kind(window, chunked, encoder_tokens, source), values)
+    return mixer
 
 
 def _kind(

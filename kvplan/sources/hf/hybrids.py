@@ -49,10 +49,3 @@ HYBRIDS: dict[str, Callable[[Config], Layers]] = {
     "rwkv7": rwkv7,
 }
 """Readers of the text model; each gets the level of the file that holds its layers."""
-
-TIED_BY_DEFAULT = frozenset({"mamba", "falcon_mamba", "recurrent_gemma", "zamba2", "lfm2", "lfm2_moe", "plamo2"})
-"""Families whose head shares the embedding where the file says nothing.
-
-Source: transformers 5.24.0, the configuration classes (LFM2 spells the key ``tie_embedding``);
-PLaMo 2: its own configuration class.
-"""

@@ -29,6 +29,7 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 256},
     "gemma2": {"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096},
     "gemma3": _GEMMA3, "gemma3_text": _GEMMA3, "gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N,
+    "gpt_neo": {"attention_types": [[["global", "local"], 12]]},
     "llama4": {"attention_chunk_size": 8192}, "llama4_text": {"attention_chunk_size": 8192},
     "mistral": {"num_key_value_heads": 8}, "mixtral": {"num_key_value_heads": 8, "num_local_experts": 8,
                                                       "num_experts_per_tok": 2},

@@ -90,9 +90,7 @@ def compressed(cfg: Config) -> Layers:
     ``kv_source_layer_ids`` store entries and the others read theirs: its configuration.
     """
     count = layer_count(cfg)
-    ratios = [cfg.as_int(r, "compress_ratios") for r in (cfg.maybe_list("compress_ratios") or [])]
-    if len(ratios) < count:
-        raise cfg.error(f"compress_ratios has {len(ratios)} entries for {count} layers")
+    ratios = _ratios(cfg, count)
     sources = cfg.maybe_list("kv_source_layer_ids")
     cfg.ignore(("qk_rope_head_dim", "num_key_value_heads", "num_hash_layers", "compress_rope_theta", "v_head_dim"))
     index_sources = cfg.maybe_list("index_source_layer_ids")
@@ -107,6 +105,21 @@ def compressed(cfg: Config) -> Layers:
     found = stack(layers, tensors=_engram(cfg) + _hyper_head(cfg), **drafts(cfg, layers))
     found.draft_layers, found.layers = found.layers[count:], found.layers[:count]
     return found
+
+
+def _ratios(cfg: Config, count: int) -> list[int]:
+    """Tokens per compressed entry of every layer, 0 for none: a list, or words in ``layer_types``."""
+    listed, kinds = cfg.maybe_list("compress_ratios"), cfg.maybe_list("layer_types")
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | (cfg.maybe_dict("compress_rates") or {})
+    if listed is None and kinds is not None:
+        rates["sliding_attention"] = 0
+        if any(not isinstance(kind, str) or kind not in rates for kind in kinds):
+            raise cfg.error("layer_types has a kind of layer that is not understood")
+        listed = [rates[kind] for kind in kinds]
+    ratios = [cfg.as_int(r, "compress_ratios") for r in listed or []]
+    if len(ratios) < count or any(r < 0 for r in ratios):
+        raise cfg.error(f"compress_ratios has {len(ratios)} entries for {count} layers, or one below 0")
+    return ratios
 
 
 def _has_index(ratio: int, layer: int, sources: list[Any] | None) -> bool:

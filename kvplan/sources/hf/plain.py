@@ -280,7 +280,7 @@ PLAIN: dict[str, Callable[[Config], Layers]] = {
     "qwen": qwen1,
     "chatglm": chatglm,
     **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "mimo"), plain(**_QKV)),
-    "qwen2_moe": plain(**_QKV, moe={"shared_gate": True}),
+    "qwen2_moe": plain(qkv_bias="qkv_bias=true", output_bias=False, moe={"shared_gate": True}),
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), plain(qk_norm="head")),
     "glm": plain(output_bias=False),
     "glm4": plain(norms=4, output_bias=False),

@@ -172,20 +172,22 @@ def minimax_m3(cfg: Config) -> Layers:
     Source: transformers 5.24.0 ``models/minimax_m3_vl/modeling_minimax_m3_vl.py``: one index key head,
     ``index_n_heads`` index queries (one per KV head).
     """
-    sparse = cfg.child("sparse_attention_config")
+    nested = cfg.child("sparse_attention_config") or cfg
     cfg.ignore(("use_qk_norm", "qk_norm_type", "dense_intermediate_size", "rotary_dim"))
+    cfg.ignore(("index_block_size", "index_topk_blocks", "index_local_blocks"))
     count = layer_count(cfg)
-    on = sparse.maybe_list("sparse_attention_freq", length=count) if sparse is not None else None
+    kinds = cfg.maybe_list("layer_types", length=count)
+    listed = nested.maybe_list("sparse_attention_freq", length=count)
+    sparse = [kind != "full_attention" for kind in kinds] if kinds else [bool(entry) for entry in listed or [0] * count]
+    index: dict[str, Any] = {
+        "index_head_dim": nested.maybe_int("sparse_index_dim", "index_head_dim") or head_dim(cfg),
+        "index_heads": nested.maybe_int("sparse_num_index_heads", "index_n_heads") or 1,
+    }
     layers = []
     for i in range(count):
-        fields: dict[str, Any] = {"qk_norm": "head"}
-        if on is not None and on[i] and sparse is not None:
-            fields["index_head_dim"] = sparse.maybe_int("sparse_index_dim", "index_head_dim") or head_dim(cfg)
-            fields["index_heads"] = sparse.maybe_int("sparse_num_index_heads", "index_n_heads") or 1
-        mixer = softmax_attention(cfg, **fields)
+        mixer = softmax_attention(cfg, qk_norm="head", **(index if sparse[i] else {}))
         block = Block(mixers=(mixer,), ffns=ffn_for_layer(cfg, i))
-        word = "sparse" if "index_head_dim" in fields else "full"
-        layers.append(Layer(block, word, "moe" if is_moe_layer(cfg, i) else "dense"))
+        layers.append(Layer(block, "sparse" if sparse[i] else "full", "moe" if is_moe_layer(cfg, i) else "dense"))
     return stack(layers, **drafts(cfg, layers))
 
 

@@ -146,8 +146,7 @@ def _gated(vision: Config, width: int) -> int:
 
 def _moonvit(vision: Config, width: int) -> int:
     """MoonViT as Kimi publishes it: some 400 million parameters (its file need not repeat the sizes)."""
-    d, depth, wide, patch = _sizes(vision)
-    if d and depth:
+    if vision.get("hidden_size", "embed_dim", "width"):
         return _plain_vit(vision, width)
     return 416_866_032
 

@@ -1,0 +1,62 @@
+"""What ``kvplan models lint`` and ``kvplan gpus lint`` share: files in, findings out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvplan.cli import output
+from kvplan.errors import InputError, printable
+from kvplan.render.grid import Notes
+
+if TYPE_CHECKING:
+    from kvplan.sources.yaml_file import Finding
+
+
+def lint(ctx: Any, schema: str, paths: Sequence[str], check: Callable[[str], list[Finding]]) -> int:
+    """Check every file, say everything that is wrong, and return the exit status: 1 where there is an error.
+
+    Raises:
+        InputError: a path that does not exist, or a folder without a YAML file.
+    """
+    files = [path for start in paths for path in _files(start)]
+    findings = [finding for path in files for finding in check(path)]
+    errors = sum(finding.level == "error" for finding in findings)
+    warnings = len(findings) - errors
+    payload = {
+        "schema": schema,
+        "files": len(files),
+        "errors": errors,
+        "warnings": warnings,
+        "findings": [finding._asdict() for finding in findings],
+    }
+    lines = [f"{f.file}:{f.line}: {f.level}: {f.message}" + (f" ({f.hint})" if f.hint else "") for f in findings] or [
+        "nothing to say"
+    ]
+    out = output.of(ctx)
+    out.emit([Notes(lines)], payload)
+    out.note(f"{_count(len(files), 'file')}, {_count(errors, 'error')}, {_count(warnings, 'warning')}")
+    return 1 if errors else 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _files(start: str) -> Iterator[str]:
+    """The YAML files at or below a path, in order of name."""
+    if not os.path.isdir(start):
+        if not os.path.lexists(start):
+            raise InputError(f"{printable(start)}: no such file or folder", hint="name a YAML file or a folder of them")
+        yield start
+        return
+    found = sorted(
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(start)
+        for name in names
+        if name.lower().endswith((".yaml", ".yml"))
+    )
+    if not found:
+        raise InputError(f"{printable(start)}: no YAML file in it", hint="name a YAML file or a folder of them")
+    yield from found
