@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
+from kvplan.cli.main import entry
 
-from kvplan.cli.main import main
-
-sys.exit(main())
+entry()

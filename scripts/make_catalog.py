@@ -57,7 +57,9 @@ def build(fact: dict[str, Any], extras: Extras) -> ModelSpec:
         towers=towers(spec, fact),
     )
     if model in extras["checkpoint"]:
-        entry = {k: tuple(v) if isinstance(v, list) else v for k, v in extras["checkpoint"][model].items()}
+        entry: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in extras["checkpoint"][model].items()
+        }
         spec = replace(spec, checkpoint=Checkpoint(**entry))
     return explained(spec, extras)
 
@@ -77,7 +79,7 @@ def explained(spec: ModelSpec, extras: Extras) -> ModelSpec:
     note = extras["parameters_note"].get(spec.id)
     if off and note is None:
         raise SystemExit(f"{spec.id}: {spec.parameters:,} parameters computed, {published:,} published, and no reason")
-    return replace(spec, parameters_note=note.strip()) if off else spec
+    return replace(spec, parameters_note=str(note).strip()) if off else spec
 
 
 def main() -> int:

@@ -43,7 +43,9 @@ def formats(
         rows = [row for row in rows if any(key in known for known in (row.name, *row.aliases))] or [
             get_format(name, use=use)
         ]
-    output.of(ctx).emit(_document(rows), {"schema": "kvplan.formats/1", "formats": [_payload(row) for row in rows]})
+    output.of(ctx).emit(
+        lambda: _document(rows), {"schema": "kvplan.formats/1", "formats": [_payload(row) for row in rows]}
+    )
 
 
 def bits_per_element(fmt: Format) -> float:

@@ -43,7 +43,7 @@ def list_gpus(
         found = [gpu for gpu in found if _matches(gpu, text)]
         if not found:
             raise UnknownNameError("GPU", text, gpu_ids(), more="`kvplan gpus list` shows all")
-    output.of(ctx).emit(_list(found), {"schema": SCHEMA, "gpus": [payload(gpu) for gpu in found]})
+    output.of(ctx).emit(lambda: _list(found), {"schema": SCHEMA, "gpus": [payload(gpu) for gpu in found]})
 
 
 @app.command("show", cls=Verb)
@@ -55,7 +55,7 @@ def show_gpu(
     from kvplan.sources import find_gpu
 
     gpu = find_gpu(name)
-    output.of(ctx).emit(_sheet(gpu), {"schema": SCHEMA, "gpus": [payload(gpu)]})
+    output.of(ctx).emit(lambda: _sheet(gpu), {"schema": SCHEMA, "gpus": [payload(gpu)]})
 
 
 @app.command("lint", cls=Verb)

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import sys
+import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvplan.errors import KvplanError
 
@@ -56,6 +59,25 @@ def main(args: Sequence[str] | None = None) -> int:
         traceback.print_exc()
     report(message, hint)
     return status
+
+
+def entry() -> NoReturn:
+    """The command ``kvplan``: `main`, and the process ends with its status.
+
+    It ends at once, after exit handlers and the last flush: taking down an interpreter object by object
+    costs more than one bare ``python -c pass``, and the system does it for nothing.
+    """
+    status = main()
+    if threading.active_count() > 1 or sys.gettrace() is not None or sys.getprofile() is not None:
+        sys.exit(status)  # somebody else is still at work, or is looking on
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            continue  # whoever read it is gone; `main` has said what there was to say
+    os._exit(status)
 
 
 def _usage(error: typer.TyperException) -> tuple[str, str]:

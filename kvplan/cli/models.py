@@ -44,7 +44,7 @@ def list_models(
     if text is not None:
         found = [row for row in found if _matches(row, text)] or _known_as(text, found)
     payload = {"schema": SCHEMA, "models": [row._asdict() for row in found]}
-    output.of(ctx).emit(_list(found), payload)
+    output.of(ctx).emit(lambda: _list(found), payload)
 
 
 @app.command("show", cls=Verb)

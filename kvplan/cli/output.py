@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvplan.errors import InputError, UnknownNameError, printable
@@ -68,15 +68,18 @@ class Output:
             return found if found in formats else "text"
         return "table" if _is_terminal(sys.stdout) else "text"
 
-    def emit(self, document: Document, payload: Mapping[str, Any], *, warnings: Sequence[str] = ()) -> None:
+    def emit(
+        self, document: Document | Callable[[], Document], payload: Mapping[str, Any], *, warnings: Sequence[str] = ()
+    ) -> None:
         """Write the answer: `payload` as JSON, or `document` drawn in the format that was asked for.
 
-        `warnings` go to stderr, and into whatever is read away from the terminal: Markdown and files.
+        A function in place of the document is called only where something is drawn. `warnings` go to
+        stderr, and into whatever is read away from the terminal: Markdown and files.
         """
         if self.format == "json":
             self.emit_json(payload)
         else:
-            self.write(self.drawn(document, warnings))
+            self.write(self.drawn(document() if callable(document) else document, warnings))
         for warning in warnings:
             self.warn(warning)
 

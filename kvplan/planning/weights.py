@@ -40,6 +40,8 @@ def weight_format(model: ModelSpec, name: str) -> WeightFormat:
     chosen = get_format(name, use="weights", where="--weights")
     if chosen.block_elements == 1 and chosen.block_bytes >= 2 and not chosen.mix:
         return WeightFormat(chosen, frozenset(), chosen, "--weights")
+    if chosen.rest_format is not None:
+        rest = get_format(chosen.rest_format, use="weights")
     return WeightFormat(chosen, frozenset(chosen.weight_roles), rest, "--weights")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
@@ -113,7 +112,17 @@ def _scalar(value: Any) -> str:
     text = str(value)
     if _PLAIN_TEXT.match(text) and text.lower() not in _WORDS and not text.endswith(" "):
         return text
-    return json.dumps(text)
+    return '"' + "".join(_escaped(c) for c in text) + '"'
+
+
+def _escaped(char: str) -> str:
+    """A character inside YAML's double quotes; what does not print is written as its code."""
+    if char in '"\\':
+        return "\\" + char
+    if char.isprintable() and char != "\ufeff":
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _pattern_text(entry: Any) -> str:

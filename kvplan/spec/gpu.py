@@ -58,7 +58,7 @@ class GpuSpec:
     """Of PCIe."""
     interconnect_bridge: bool = False
     """Only between cards that a bridge joins (pairs, as a rule)."""
-    tdp_watts: int | None = None
+    tdp_watts: float | None = None
     unified_memory: bool = False
     """Memory shared with the CPU, of which the GPU gets a capped part."""
     price: Price | None = None

@@ -180,7 +180,8 @@ def test_refused_content(tmp_path: Path, content: bytes, message: str, at: int |
         (b"? " * 400_000, "nests deeper"),
         (b"a:\n" + b"- 1\n" * 200_000, "more than 50,000 values"),
         (b"a: &a [x,x,x,x,x,x,x,x,x]\n"
-         + b"".join(b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 9)) for n in range(98, 110)), "aliases expand"),
+         + b"".join(b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 9)) for n in range(98, 110)),
+         "aliases expand"),
         (b"a: " + b"x" * 999_000, "should be"),
         (b"\"" + b"a" * 900_000, "is not YAML"),
     ],
@@ -203,17 +204,21 @@ def test_bombs_cost_little(tmp_path: Path, content: bytes, message: str) -> None
     [
         ("schema: kvplan.model/1", "schema: kvplan.model/9", "schema is 'kvplan.model/9'", "write schema", "schema:"),
         ("schema: kvplan.model/1", "", "no schema", "kvplan.model/1", ""),
-        ("hidden_size: 1024", "hiden_size: 1024", "unknown key 'hiden_size'", "did you mean hidden_size?", "hiden_size"),
+        ("hidden_size: 1024", "hiden_size: 1024", "unknown key 'hiden_size'", "did you mean hidden_size?",
+         "hiden_size"),
         ("        kv_heads: 4", "        kv_head: 4", "unknown key 'kv_head' in blocks.local.mixers[0]",
          "did you mean kv_heads?", "        kv_head:"),
-        ("        window: 1024\n", "", "no window in blocks.local.mixers[0]", "add the key window", "      - kind: sliding"),
+        ("        window: 1024\n", "", "no window in blocks.local.mixers[0]", "add the key window",
+         "      - kind: sliding"),
         ("        window: 1024", "        window: 0", "window must be above 0", None, "        window"),
-        ("        window: 1024", "        window: '1024'", "window should be a whole number, not '1024'", None, "        window"),
+        ("        window: 1024", "        window: '1024'", "window should be a whole number, not '1024'", None,
+         "        window"),
         ("        window: 1024", "        window: 10.5", "should be a whole number, not 10.5", None, "        window"),
         ("        window: 1024", "        window: true", "should be a whole number, not true", None, "        window"),
         ("        kv_heads: 4", "        kv_heads: 5", "is not a multiple of kv_heads (5)", None, "        "),
         ("kind: sliding", "kind: slidding", "unknown cache kind 'slidding'", "did you mean sliding", "slidding"),
-        ("      - kind: sliding\n", "      - input_size: 64\n", "no kind in blocks.local.mixers[0]", "one of full", "- input"),
+        ("      - kind: sliding\n", "      - input_size: 64\n", "no kind in blocks.local.mixers[0]",
+         "one of full", "- input"),
         ("kind: dense", "kind: dens", "unknown FFN kind 'dens'", "dense", "dens,"),
         ("experts_per_token: 2", "experts_per_token: 9", "exceeds experts (8)", None, "experts_per_token"),
         ("qk_norm: head}", "qk_norm: tail}", "qk_norm is 'tail'", "head", "qk_norm"),
@@ -226,7 +231,8 @@ def test_bombs_cost_little(tmp_path: Path, content: bytes, message: str) -> None
         ("confidence: derived", "confidence: sure", "confidence is 'sure'", "seen", "confidence"),
         ("{name: vision, parameters: 1000000}", "{name: vision, params: 1}", "unknown key 'params' in towers[0]",
          "did you mean parameters?", "  - {name: vision"),
-        ("roles: [attention, dense_ffn]", "roles: [attention], kv_cache_fmt: fp8", "unknown key 'kv_cache_fmt' in checkpoint",
+        ("roles: [attention, dense_ffn]", "roles: [attention], kv_cache_fmt: fp8",
+         "unknown key 'kv_cache_fmt' in checkpoint",
          "kv_cache_format", "checkpoint"),
         ("shape: [1024, 16]", "shape: [1024, x]", "shape[1] should be a whole number, not 'x'", None, "shape"),
         ("vocab_size: 32_000", "vocab_size: -1", "must be above 0", None, "hidden_size"),
@@ -265,7 +271,8 @@ def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [("blocks:", "blocks: 5\nother:"), ("layers:", "layers: 5\nother:"), ("layers:", "layers: []\nother:"),
-     ("layers:", "layers: null\nother:"), ("  local:", "  local: 5\n  more:"), ("    mixers:", "    mixers: {}\n    more:"),
+     ("layers:", "layers: null\nother:"), ("  local:", "  local: 5\n  more:"), ("    mixers:",
+      "    mixers: {}\n    more:"),
      ("layers:", "draft_layers: [nope]\nlayers:"), ("id: sample-1b", "id: [1]"), ("id: sample-1b", "id: null")],
 )  # fmt: skip
 def test_wrong_shapes_anywhere_are_errors_not_crashes(tmp_path: Path, old: str, new: str) -> None:
@@ -390,7 +397,8 @@ def test_pydantic_stays_out_of_the_core() -> None:
     import subprocess
 
     code = (
-        "import sys, kvplan.catalog.build, kvplan.spec.model, kvplan.spec.gpu, kvplan.spec.formats, kvplan.spec.gguf_mix;"
+        "import sys, kvplan.catalog.build, kvplan.spec.model, kvplan.spec.gpu, kvplan.spec.formats;"
+        "import kvplan.spec.gguf_mix;"
         "import kvplan.sources.yaml_file, kvplan.sources.yaml_reader; sys.exit('pydantic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -209,8 +209,10 @@ def test_spellings(typed: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "nvfp4",
-        "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc", "fp8_ds_mla", "nvfp4_ds_mla",
+        "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "int8_per_token_head", "fp8_per_token_head",
+        "int4_per_token_head", "nvfp4",
+        "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc", "fp8_ds_mla",
+        "nvfp4_ds_mla",
         "bfloat16", "float16",
     ],
 )  # fmt: skip

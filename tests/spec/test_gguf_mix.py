@@ -61,8 +61,10 @@ def _type(mix: str, name: str, layer: int | None = 10, layers: int = 32, **setti
         ("iq3_xs", "ffn_gate", 28, "iq3_s"), ("iq3_xxs", "attn_q", 9, "iq2_s"), ("iq3_xxs", "attn_output", 9, "iq3_s"),
         ("iq3_xxs", "ffn_down", 1, "iq3_xxs"), ("iq3_m", "attn_output", 9, "q4_k"), ("iq2_s", "ffn_up", 9, "iq2_xs"),
         ("iq2_m", "ffn_up", 9, "iq2_s"), ("iq2_m", "ffn_down", 3, "iq3_s"), ("iq2_xxs", "token_embd", None, "q2_k"),
-        ("iq1_s", "attn_output", 9, "iq2_xxs"), ("iq1_s", "output", None, "q5_k"), ("tq1_0", "token_embd", None, "q4_k"),
-        ("mxfp4_moe", "ffn_up_exps", 9, "mxfp4"), ("mxfp4_moe", "attn_q", 9, "q8_0"), ("q4_k_m", "ffn_gate_inp", 9, "fp32"),
+        ("iq1_s", "attn_output", 9, "iq2_xxs"), ("iq1_s", "output", None, "q5_k"), ("tq1_0", "token_embd", None,
+         "q4_k"),
+        ("mxfp4_moe", "ffn_up_exps", 9, "mxfp4"), ("mxfp4_moe", "attn_q", 9, "q8_0"), ("q4_k_m", "ffn_gate_inp",
+         9, "fp32"),
         ("q4_k_m", "attn_q_a_norm", 9, "fp32"), ("q4_k_m", "ssm_conv1d", 9, "fp32"), ("q4_k_m", "ssm_alpha", 9, "q4_k"),
         ("q4_k_m", "laurel_l", 9, "fp16"), ("ud-q4_k_xl", "attn_v", 0, "q6_k"),
     ],
@@ -95,7 +97,8 @@ def test_importance_matrix_changes_the_first_layers() -> None:
 
 @pytest.mark.parametrize(
     ("row", "mix", "expected"),
-    [(4096, "q4_k_m", "q4_k"), (640, "q4_k_m", "q5_0"), (640, "q5_k_s", "q5_1"), (640, "q6_k", "q8_0"), (640, "q3_k_s", "q4_0"),
+    [(4096, "q4_k_m", "q4_k"), (640, "q4_k_m", "q5_0"), (640, "q5_k_s", "q5_1"), (640, "q6_k", "q8_0"), (640,
+     "q3_k_s", "q4_0"),
      (640, "iq3_s", "iq4_nl"), (48, "q4_k_m", "fp16"), (80, "q8_0", "fp16")],
 )  # fmt: skip
 def test_rows_that_blocks_do_not_divide(row: int, mix: str, expected: str) -> None:
@@ -130,7 +133,8 @@ def test_publisher_recipes_have_bounds(mix: str) -> None:
 
 @given(
     st.sampled_from(mix_names()),
-    st.sampled_from(["attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_up", "ffn_down_exps", "token_embd", "output"]),
+    st.sampled_from(["attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_up", "ffn_down_exps",
+    "token_embd", "output"]),
     st.integers(0, 79), st.integers(80, 120), st.sampled_from([0, 8, 128]), st.integers(1, 16), st.booleans(),
     st.integers(1, 512).map(lambda n: 16 * n),
 )  # fmt: skip

@@ -24,7 +24,8 @@ def query_heads(cfg: Config) -> int:
 
 def kv_heads(cfg: Config) -> int:
     """KV heads; a file that does not say has as many as query heads (MHA)."""
-    return cfg.maybe_int("num_key_value_heads", "num_attention_groups", "multi_query_group_num") or query_heads(cfg)
+    found = cfg.maybe_int("num_key_value_heads", "num_attention_groups", "multi_query_group_num")
+    return query_heads(cfg) if found is None else found
 
 
 def head_dim(cfg: Config, heads: int | None = None) -> int:

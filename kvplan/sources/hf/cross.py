@@ -34,7 +34,9 @@ def llama4(cfg: Config) -> Layers:
             ffn: Any = moe_ffn(cfg, i, shared_intermediate_size=cfg.need_int("intermediate_size"))
         else:
             ffn = dense_ffn(cfg)
-        layers.append(Layer(Block(mixers=(mixer,), ffns=(ffn,)), "chunked" if window else "global", "moe" if moe else "dense"))
+        layers.append(
+            Layer(Block(mixers=(mixer,), ffns=(ffn,)), "chunked" if window else "global", "moe" if moe else "dense")
+        )
     return stack(layers)
 
 

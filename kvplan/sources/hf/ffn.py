@@ -63,7 +63,9 @@ def is_moe_layer(cfg: Config, layer: int) -> bool:
         rules.append(layer < len(frequency) and bool(frequency[layer]))
     elif frequency:
         rules.append(layer % (cfg.maybe_int("moe_layer_freq") or 1) == 0)
-    step = cfg.maybe_int("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_frequency", "moe_layer_interval")
+    step = cfg.maybe_int(
+        "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_frequency", "moe_layer_interval"
+    )
     if step is not None:
         rules.append(step > 0 and (layer + 1) % step == 0)
     period, offset = cfg.maybe_int("expert_layer_period"), cfg.maybe_int("expert_layer_offset") or 0

@@ -55,7 +55,7 @@ class Config:
 
     def as_int(self, value: Any, key: str) -> int:
         """`value` as a whole number, or an error that names `key`."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value or int(value) != value:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value % 1:  # inf % 1 and nan % 1 are nan
             raise self.error(f"{key} should be a whole number, not {printable(repr(value), 60)}")
         if abs(value) > _MAX_INT:
             raise self.error(f"{key} is absurdly large ({printable(repr(value), 60)})")

@@ -80,7 +80,9 @@ def hyper_connections(cfg: Config, sites: int) -> tuple[ExtraTensor, ...]:
     if streams < 2:
         return ()
     rows = streams * (streams + 2)
-    return (ExtraTensor(name="hyper_connection", shape=(rows, streams * hidden_size(cfg) + 1), count=sites, role="norm"),)
+    return (
+        ExtraTensor(name="hyper_connection", shape=(rows, streams * hidden_size(cfg) + 1), count=sites, role="norm"),
+    )
 
 
 def compressed(cfg: Config) -> Layers:
@@ -98,7 +100,9 @@ def compressed(cfg: Config) -> Layers:
     layers = []
     for i in range(min(len(ratios), count + number)):
         stores = ratios[i] > 0 and (sources is None or i in sources)
-        mixer = _compressed_mixer(cfg, ratios[i] if stores else None, stores and _has_index(ratios[i], i, index_sources))
+        mixer = _compressed_mixer(
+            cfg, ratios[i] if stores else None, stores and _has_index(ratios[i], i, index_sources)
+        )
         block = Block(mixers=(mixer,), ffns=(moe_ffn(cfg, i),), tensors=hyper_connections(cfg, 2))
         word = f"ratio{ratios[i]}" if stores else "reads" if ratios[i] else "window"
         layers.append(Layer(block, word, "moe"))
@@ -110,7 +114,9 @@ def compressed(cfg: Config) -> Layers:
 def _ratios(cfg: Config, count: int) -> list[int]:
     """Tokens per compressed entry of every layer, 0 for none: a list, or words in ``layer_types``."""
     listed, kinds = cfg.maybe_list("compress_ratios"), cfg.maybe_list("layer_types")
-    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | (cfg.maybe_dict("compress_rates") or {})
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | (
+        cfg.maybe_dict("compress_rates") or {}
+    )
     if listed is None and kinds is not None:
         rates["sliding_attention"] = 0
         if any(not isinstance(kind, str) or kind not in rates for kind in kinds):

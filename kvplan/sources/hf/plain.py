@@ -185,7 +185,9 @@ def dbrx(cfg: Config) -> Layers:
 
 def bloom(cfg: Config) -> Layers:
     """BLOOM: ALiBi, biases everywhere, and a norm over the embeddings."""
-    row = Traits(norms=4, final_norms=4, gated=False, qkv_bias=True, output_bias=True, ffn_bias=True, ffn_size=_four_times)
+    row = Traits(
+        norms=4, final_norms=4, gated=False, qkv_bias=True, output_bias=True, ffn_bias=True, ffn_size=_four_times
+    )
     return read_plain(cfg, row)
 
 
@@ -267,8 +269,8 @@ _EVEN = lambda i: i % 2 == 0  # noqa: E731
 
 PLAIN: dict[str, Callable[[Config], Layers]] = {
     **dict.fromkeys(
-        ("llama", "mistral", "ministral", "ministral3", "mixtral", "granite", "granitemoe", "granitemoeshared", "smollm3",
-         "helium", "Yi", "aquila", "xverse", "minicpm", "deepseek", "internlm", "exaone", "ernie4_5"),
+        ("llama", "mistral", "ministral", "ministral3", "mixtral", "granite", "granitemoe", "granitemoeshared",
+         "smollm3", "helium", "Yi", "aquila", "xverse", "minicpm", "deepseek", "internlm", "exaone", "ernie4_5"),
         plain(),
     ),
     "internlm2": plain(qkv_bias="bias", output_bias="bias"),

@@ -13,7 +13,14 @@ from kvplan.sources.hf.keys import Config
 from kvplan.spec.model import Checkpoint
 
 _MATRICES = ("attention", "dense_ffn", "routed_experts", "shared_experts")
-_EXCLUSIONS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "llm_int8_skip_modules", "exclude")
+_EXCLUSIONS = (
+    "modules_to_not_convert",
+    "ignore",
+    "ignored_layers",
+    "exclude_modules",
+    "llm_int8_skip_modules",
+    "exclude",
+)
 _WORDS = (
     ("shared_expert", "shared_experts"), ("shared_mlp", "shared_experts"), ("experts", "routed_experts"),
     ("attn", "attention"), ("attention", "attention"), ("mlp.(gate|up", "dense_ffn"), ("mlp", "dense_ffn"),

@@ -122,11 +122,11 @@ def _fill_in(cfg: Config, kind: str) -> None:
             cfg.data = {**cfg.data, key: value}
 
 
-def _assemble(
-    cfg: Config, outer: Config, found: Layers, kind: str, architecture: str, name: str | None
-) -> ModelSpec:
+def _assemble(cfg: Config, outer: Config, found: Layers, kind: str, architecture: str, name: str | None) -> ModelSpec:
     width = hidden_size(cfg)
-    called = printable(str(name or outer.get("_name_or_path", "name_or_path") or kind).rstrip("/").rsplit("/", 1)[-1], 100)
+    called = printable(
+        str(name or outer.get("_name_or_path", "name_or_path") or kind).rstrip("/").rsplit("/", 1)[-1], 100
+    )
     limit, rope = context(cfg, outer)
     try:
         return ModelSpec(
@@ -171,6 +171,7 @@ def context(cfg: Config, outer: Config) -> tuple[int | None, dict[str, Any] | No
     return limit, rope
 
 
+_MAX_ROPE = 2**40
 _NO_EXTENSION = ("default", "mrope", "proportional", "")
 
 
@@ -185,10 +186,14 @@ def _rope(cfg: Config) -> dict[str, Any] | None:
     kind = str(value.get("rope_type") or value.get("type") or "")
     if kind in _NO_EXTENSION:
         return None
-    kept = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
-            "attention_factor", "mscale", "mscale_all_dim")  # fmt: skip
+    kept = (
+        "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
+        "attention_factor", "mscale", "mscale_all_dim",
+    )  # fmt: skip
     numbers = {k: value[k] for k in kept if isinstance(value.get(k), int | float) and not isinstance(value[k], bool)}
-    return {"type": printable(kind, 40), **{k: int(v) if v == int(v) else v for k, v in numbers.items() if v == v}}
+    if any(not 0 <= v <= _MAX_ROPE for v in numbers.values()):
+        raise cfg.error("rope_scaling has a number that no model has", hint="check its factor")
+    return {"type": printable(kind, 40), **{k: v if v % 1 else int(v) for k, v in numbers.items()}}
 
 
 def _refuse_unread(cfg: Config) -> None:

@@ -12,7 +12,7 @@ from kvplan.sources.hf.keys import Config, Layers
 from kvplan.sources.hf.layout import Layer, layer_count, layer_windows, stack
 from kvplan.sources.hf.plain import drafts
 from kvplan.spec.kind import CacheKind, LayerPart
-from kvplan.spec.model import Block, ExtraTensor
+from kvplan.spec.model import Block
 
 
 def nemotron_nas(cfg: Config) -> Layers:
@@ -126,7 +126,9 @@ def step3p5(cfg: Config) -> Layers:
     """
     other = cfg.child("attention_other_setting")
     sliding_heads = other.maybe_int("num_attention_heads") if other is not None else None
-    sliding_heads = cfg.maybe_int("num_sliding_attention_heads") or sliding_heads or cfg.maybe_int("swa_num_attention_heads")
+    sliding_heads = (
+        cfg.maybe_int("num_sliding_attention_heads") or sliding_heads or cfg.maybe_int("swa_num_attention_heads")
+    )
     layers = []
     for i, window in enumerate(layer_windows(cfg)):
         heads = None if window is None else sliding_heads
@@ -157,7 +159,8 @@ def mimo_v2(cfg: Config) -> Layers:
         fields: dict[str, Any] = {"head_dim_v": cfg.maybe_int("v_head_dim"), "output_bias": False}
         if window is not None:
             fields = {
-                "query_heads": cfg.maybe_int("swa_num_attention_heads"), "kv_heads": cfg.maybe_int("swa_num_key_value_heads"),
+                "query_heads": cfg.maybe_int("swa_num_attention_heads"),
+                "kv_heads": cfg.maybe_int("swa_num_key_value_heads"),
                 "head_dim": cfg.maybe_int("swa_head_dim"), "head_dim_v": cfg.maybe_int("swa_v_head_dim", "v_head_dim"),
                 "sinks": True, "output_bias": False,
             }  # fmt: skip
