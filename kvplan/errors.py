@@ -55,14 +55,10 @@ class UnknownNameError(KvplanError):
         more: a sentence appended to the hint (another way out).
     """
 
-    def __init__(
-        self, what: str, name: str, known: list[str], *, where: str | None = None, more: str = ""
-    ) -> None:
+    def __init__(self, what: str, name: str, known: list[str], *, where: str | None = None, more: str = "") -> None:
         near = nearest(name, known)
         hint = f"did you mean {', '.join(near)}?" if near else ""
-        super().__init__(
-            f"unknown {what} {printable(name)!r}", hint=" ".join(filter(None, (hint, more))), where=where
-        )
+        super().__init__(f"unknown {what} {printable(name)!r}", hint=" ".join(filter(None, (hint, more))), where=where)
         self.near = near
 
 

@@ -30,7 +30,9 @@ def parse_size(text: str, flag: str) -> int:
     """
     match = _NUMBER.match(text.strip())
     if not match:
-        raise InputError(f"{printable(text)!r} is not a size", where=flag, hint="write it as 80GiB (2^30) or 80GB (10^9)")
+        raise InputError(
+            f"{printable(text)!r} is not a size", where=flag, hint="write it as 80GiB (2^30) or 80GB (10^9)"
+        )
     digits, unit = match.groups()
     factor = _SIZE_UNITS.get(unit.lower())
     if factor is None:
@@ -66,12 +68,16 @@ def parse_tokens(text: str, flag: str, *, minimum: int = 1) -> int:
     units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
     if not match or match.group(2) not in units:
         raise InputError(
-            f"{printable(text)!r} is not a token count", where=flag, hint="write it as 32768, 32K (32,768) or 32k (32,000)"
+            f"{printable(text)!r} is not a token count",
+            where=flag,
+            hint="write it as 32768, 32K (32,768) or 32k (32,000)",
         )
     digits, unit = match.groups()
     if unit.isupper() and "." in digits:
         raise InputError(
-            f"{printable(text)!r}: a binary unit takes a whole number", where=flag, hint=f"type {digits}{unit.lower()} or a whole number"
+            f"{printable(text)!r}: a binary unit takes a whole number",
+            where=flag,
+            hint=f"type {digits}{unit.lower()} or a whole number",
         )
     value = _scaled(digits, units[unit], text, flag, "token")
     if value < minimum:
@@ -89,10 +95,12 @@ def _scaled(digits: str, factor: int, text: str, flag: str, unit: str) -> int:
     numerator = int(whole + fraction) * factor
     value, rest = divmod(numerator, 10 ** len(fraction))
     if rest and factor < 10**3:
-        raise InputError(f"{printable(text)!r} is not a whole number of {unit}s", where=flag, hint=f"type {value} or {value + 1}")
+        raise InputError(
+            f"{printable(text)!r} is not a whole number of {unit}s", where=flag, hint=f"type {value} or {value + 1}"
+        )
     if value == 0:
         raise InputError(f"{printable(text)!r} is zero", where=flag, hint="type a size above zero")
-    return value
+    return int(value)
 
 
 def gib(num_bytes: float, digits: int = 2) -> str:

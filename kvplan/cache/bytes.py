@@ -9,7 +9,7 @@ take an int or a NumPy integer array of tokens; there is no second copy for swee
 from __future__ import annotations
 
 from math import lcm
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kvplan.spec.kind import CacheKind, Stream, Tokens
 
@@ -23,7 +23,7 @@ class KvFormats(NamedTuple):
 
     k: Format
     v: Format
-    index: Format
+    index_key: Format
     conv_bytes: int
     """Bytes per element of a convolution or token-shift state."""
     recurrent_bytes: int
@@ -35,7 +35,7 @@ def stream_rows(mixer: CacheKind, formats: KvFormats) -> list[tuple[Stream, int,
     rows: list[tuple[Stream, int, Format]] = []
     key: Stream | None = None
     for stream in mixer.streams():
-        fmt: Format = formats.index if stream.role == "index" else formats.v if stream.role == "v" else formats.k
+        fmt: Format = formats.index_key if stream.role == "index" else formats.v if stream.role == "v" else formats.k
         if stream.role == "v" and key is not None and formats.k == formats.v:
             size = fmt.pair_bytes(stream.heads, key.head_dim, stream.head_dim)[1]
         else:
@@ -57,9 +57,11 @@ def mixer_bytes(mixer: CacheKind, tokens: Tokens, formats: KvFormats, *, dcp: in
         entries: Any = stream.entries(mine)
         total = total + entries * size
         if fmt.residual_tokens:
-            newest = min(entries, fmt.residual_tokens) if isinstance(entries, int) else entries.clip(max=fmt.residual_tokens)
+            newest = (
+                min(entries, fmt.residual_tokens) if isinstance(entries, int) else entries.clip(max=fmt.residual_tokens)
+            )
             total = total + newest * (stream.heads * stream.head_dim * 2 - size)
-    return total
+    return cast("Tokens", total)
 
 
 def state_bytes(mixer: CacheKind, formats: KvFormats) -> int:
@@ -70,12 +72,14 @@ def state_bytes(mixer: CacheKind, formats: KvFormats) -> int:
     )
 
 
-def sequence_bytes(model: ModelSpec, tokens: Tokens, formats: KvFormats, *, dcp: int = 1, drafts: bool = False) -> Tokens:
+def sequence_bytes(
+    model: ModelSpec, tokens: Tokens, formats: KvFormats, *, dcp: int = 1, drafts: bool = False
+) -> Tokens:
     """Bytes one sequence of `tokens` needs over all layers of `model`: growing parts and state."""
     total: Any = tokens * 0
     for layers, mixer in model.mixers(drafts=drafts):
         total = total + layers * (mixer_bytes(mixer, tokens, formats, dcp=dcp) + state_bytes(mixer, formats))
-    return total
+    return cast("Tokens", total)
 
 
 def fixed_bytes(model: ModelSpec, formats: KvFormats, *, drafts: bool = False) -> int:
@@ -88,7 +92,9 @@ def fixed_bytes(model: ModelSpec, formats: KvFormats, *, drafts: bool = False) -
     return total
 
 
-def bytes_per_token(model: ModelSpec, formats: KvFormats, *, at: int | None = None, dcp: int = 1, drafts: bool = False) -> int:
+def bytes_per_token(
+    model: ModelSpec, formats: KvFormats, *, at: int | None = None, dcp: int = 1, drafts: bool = False
+) -> int:
     """Bytes that one more token adds over all layers; compressed entries count at their mean.
 
     Args:
@@ -117,7 +123,9 @@ def prefix_bytes(model: ModelSpec, tokens: int, formats: KvFormats, *, dcp: int 
     return total
 
 
-def longest_sequence(model: ModelSpec, num_bytes: int, formats: KvFormats, *, dcp: int = 1, limit: int = 2**40) -> int | None:
+def longest_sequence(
+    model: ModelSpec, num_bytes: int, formats: KvFormats, *, dcp: int = 1, limit: int = 2**40
+) -> int | None:
     """The most tokens of one sequence that `num_bytes` hold; None: any number (nothing grows).
 
     Inverts `sequence_bytes`: it is the largest T with ``sequence_bytes(T) <= num_bytes``, 0 if none.

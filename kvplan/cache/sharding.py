@@ -33,11 +33,14 @@ def shard_model(
     used = set(kept) | set(model.draft_layers if drafts else ())
     try:
         blocks = {
-            name: _shard_block(block, tp, expert_ranks) if name in used else block for name, block in model.blocks.items()
+            name: _shard_block(block, tp, expert_ranks) if name in used else block
+            for name, block in model.blocks.items()
         }
     except ValueError as error:
         raise UnsupportedError(
-            f"{model.id}: {error}", where="--tensor-parallel-size", hint=f"sizes that work: {', '.join(map(str, legal_sizes(model)))}"
+            f"{model.id}: {error}",
+            where="--tensor-parallel-size",
+            hint=f"sizes that work: {', '.join(map(str, legal_sizes(model)))}",
         ) from None
     return replace(model, blocks=blocks, layers=kept, draft_layers=model.draft_layers if drafts else ())
 

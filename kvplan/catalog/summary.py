@@ -36,7 +36,7 @@ class ModelSummary(NamedTuple):
 def bf16_formats() -> KvFormats:
     """Everything in bf16, recurrent states too: the common measure of a list."""
     bf16 = get_format("bf16")
-    return KvFormats(k=bf16, v=bf16, index=bf16, conv_bytes=2, recurrent_bytes=2)
+    return KvFormats(k=bf16, v=bf16, index_key=bf16, conv_bytes=2, recurrent_bytes=2)
 
 
 def summarise(model: ModelSpec) -> ModelSummary:

@@ -11,8 +11,14 @@ from kvplan.engines.options import Option
 from kvplan.engines.vllm import flags as vllm
 
 HARDWARE = (
-    Option("gpu", ("--gpu",), "text", "NAME", "GPU id, alias, driver name or YAML file; without it the cache's own figures alone", "Hardware"),
-    Option("gpu_memory", ("--gpu-memory",), "size", "SIZE", "bytes of one GPU as programs see it: 80GiB or 80GB, which differ", "Hardware"),
+    Option(
+        "gpu", ("--gpu",), "text", "NAME",
+        "GPU id, alias, driver name or YAML file; without it the cache's own figures alone", "Hardware",
+    ),
+    Option(
+        "gpu_memory", ("--gpu-memory",), "size", "SIZE",
+        "bytes of one GPU as programs see it: 80GiB or 80GB, which differ", "Hardware",
+    ),
     Option("gpu_bandwidth", ("--gpu-bandwidth",), "rate", "RATE", "its memory bandwidth, e.g. 3350GB/s", "Hardware"),
     Option("gpus", ("--gpus",), "count", "N", "GPUs of the deployment (default tp x pp x dp)", "Hardware"),
 )  # fmt: skip
@@ -23,10 +29,15 @@ ENGINE = (
 )
 
 WORKLOAD = (
-    Option("concurrency", ("--concurrency",), "count", "N", "running requests of the whole deployment (default 1)", "Workload"),
+    Option(
+        "concurrency", ("--concurrency",), "count", "N", "running requests of the whole deployment (default 1)", "Workload"
+    ),
     Option("prompt_tokens", ("--prompt-tokens",), "tokens", "TOKENS", "of one request (default 1,024)", "Workload"),
     Option("output_tokens", ("--output-tokens",), "tokens", "TOKENS", "of one request (default 256)", "Workload"),
-    Option("shared_prefix_tokens", ("--shared-prefix-tokens",), "tokens_or_zero", "TOKENS", "prompt tokens that all requests have in common (default 0)", "Workload"),
+    Option(
+        "shared_prefix_tokens", ("--shared-prefix-tokens",), "tokens_or_zero", "TOKENS",
+        "prompt tokens that all requests have in common (default 0)", "Workload",
+    ),
 )  # fmt: skip
 
 PLAN = (*HARDWARE, *vllm.LAYOUT, *ENGINE, *vllm.OPTIONS, *WORKLOAD)

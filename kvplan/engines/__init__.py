@@ -30,10 +30,14 @@ def get_engine(name: str = DEFAULT_ENGINE) -> Engine:
     try:
         module, attribute = ENGINES[base.lower()]
     except KeyError:
-        raise UnknownNameError("engine", base, list(ENGINES), where="--engine", more=f"known: {', '.join(ENGINES)}") from None
+        raise UnknownNameError(
+            "engine", base, list(ENGINES), where="--engine", more=f"known: {', '.join(ENGINES)}"
+        ) from None
     engine: Engine = getattr(import_module(f"kvplan.engines.{module}"), attribute)()
     if version and version != engine.version:
         raise InputError(
-            f"{base} {version} is not known", where="--engine", hint=f"{base}@{engine.version} is; leave the version out for it"
+            f"{base} {version} is not known",
+            where="--engine",
+            hint=f"{base}@{engine.version} is; leave the version out for it",
         )
     return engine

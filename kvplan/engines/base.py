@@ -93,7 +93,7 @@ def exact(name: str, part: str, num_bytes: int, source: str) -> Term:
 class Stage(NamedTuple):
     """What one pipeline stage's most loaded rank holds."""
 
-    index: int
+    number: int
     spec: ModelSpec
     """The model as this rank sees it: its layers only, heads and widths divided."""
     first: bool

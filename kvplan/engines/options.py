@@ -49,7 +49,9 @@ def parse_count(text: str, flag: str) -> int:
     """
     digits = text.strip().replace(",", "").replace("_", "")
     if not digits.isascii() or not digits.isdigit():
-        raise InputError(f"{printable(text, 40)!r} is not a whole number above 0", where=flag, hint=f"{flag} 8, for example")
+        raise InputError(
+            f"{printable(text, 40)!r} is not a whole number above 0", where=flag, hint=f"{flag} 8, for example"
+        )
     if len(digits) > 16 or int(digits) > _MAX_COUNT:
         raise InputError(f"{printable(text, 40)!r} is absurdly large", where=flag, hint="check the digits")
     if int(digits) == 0:

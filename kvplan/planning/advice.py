@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.sharding import legal_sizes
 from kvplan.errors import KvplanError
@@ -27,7 +27,7 @@ def hints(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcom
         return ()
     settings = outcome.settings
 
-    def attempt(**changes: object) -> Outcome | None:
+    def attempt(**changes: Any) -> Outcome | None:
         try:
             return evaluate(model, gpu, engine, replace(settings, **changes))
         except KvplanError:
@@ -72,8 +72,12 @@ def _shorter(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -
     tried = attempt(max_model_len=length) if length else None
     if tried is None or tried.kv_bytes is None:
         return
-    runs = engine.requests_at(tried.stages, tried.settings, tried.kv_bytes, settings.request_tokens) * settings.data_parallel_size
-    effect = f"it starts; {runs:,} of the {settings.concurrency:,} requests of {settings.request_tokens:,} tokens hold at once"
+    runs = (
+        engine.requests_at(tried.stages, tried.settings, tried.kv_bytes, settings.request_tokens)
+        * settings.data_parallel_size
+    )
+    wanted = f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens"
+    effect = f"it starts; {runs:,} of the {wanted} hold at once"
     yield Hint("--max-model-len", str(length), effect)
 
 
@@ -81,7 +85,10 @@ def _fewer_requests(model: ModelSpec, engine: Engine, outcome: Outcome, attempt:
     settings = outcome.settings
     if outcome.pool is None or not outcome.pool.starts or outcome.kv_bytes is None:
         return
-    runs = engine.requests_at(outcome.stages, settings, outcome.kv_bytes, settings.request_tokens) * settings.data_parallel_size
+    runs = (
+        engine.requests_at(outcome.stages, settings, outcome.kv_bytes, settings.request_tokens)
+        * settings.data_parallel_size
+    )
     if 0 < runs < settings.concurrency:
         yield Hint("--concurrency", str(runs), f"{runs:,} requests of {settings.request_tokens:,} tokens hold at once")
 
@@ -94,7 +101,11 @@ def _smaller_format(model: ModelSpec, engine: Engine, outcome: Outcome, attempt:
         tried = attempt(kv_cache_dtype=name)
         if tried is not None and tried.fits:
             then = max(engine.request_bytes(s, tried.settings, tried.settings.max_model_len) for s in tried.stages)
-            yield Hint("--kv-cache-dtype", name, f"a request of the maximum length takes {gib(then)} per GPU instead of {gib(now)}")
+            yield Hint(
+                "--kv-cache-dtype",
+                name,
+                f"a request of the maximum length takes {gib(then)} per GPU instead of {gib(now)}",
+            )
             return
 
 
@@ -104,15 +115,25 @@ def _more_gpus(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try)
     for size in legal_sizes(model, MAX_GPUS):
         if size == tp:
             continue
-        tried = attempt(tensor_parallel_size=size, gpus=size * settings.pipeline_parallel_size * settings.data_parallel_size)
+        tried = attempt(
+            tensor_parallel_size=size, gpus=size * settings.pipeline_parallel_size * settings.data_parallel_size
+        )
         if tried is not None and tried.fits:
             yield Hint("--tensor-parallel-size", str(size), f"fits on {tried.settings.gpus} GPUs (tp {size})")
             return
     per_node = max((s for s in legal_sizes(model, 8) if s <= 8), default=tp)
     for stages in range(settings.pipeline_parallel_size + 1, min(8, model.num_layers) + 1):
-        tried = attempt(tensor_parallel_size=per_node, pipeline_parallel_size=stages, gpus=per_node * stages * settings.data_parallel_size)
+        tried = attempt(
+            tensor_parallel_size=per_node,
+            pipeline_parallel_size=stages,
+            gpus=per_node * stages * settings.data_parallel_size,
+        )
         if tried is not None and tried.fits:
-            yield Hint("--pipeline-parallel-size", str(stages), f"fits on {tried.settings.gpus} GPUs (tp {per_node}, pp {stages})")
+            yield Hint(
+                "--pipeline-parallel-size",
+                str(stages),
+                f"fits on {tried.settings.gpus} GPUs (tp {per_node}, pp {stages})",
+            )
             return
 
 

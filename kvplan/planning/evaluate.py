@@ -76,7 +76,9 @@ def build_stages(
     return tuple(stages), tuple(roles)
 
 
-def waterfall(model: ModelSpec, engine: Engine, settings: Settings, gpu: GpuSpec, stage: Stage, weights: WeightFormat) -> Waterfall:
+def waterfall(
+    model: ModelSpec, engine: Engine, settings: Settings, gpu: GpuSpec, stage: Stage, weights: WeightFormat
+) -> Waterfall:
     """Device bytes, budget and every term on one rank of `stage`."""
     size = stage.weights_bytes
     own = Term("weights", "weights", size, size, size, "exact", f"{weights.quantized.name}: {weights.source}")
@@ -101,7 +103,18 @@ def evaluate(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Se
     if settings.kv_cache_memory_bytes is not None:
         kv = (settings.kv_cache_memory_bytes,) * len(stages)
     if kv is None:
-        return Outcome(settings, stages, roles, weights, falls, None, None, None, None, "no GPU named: the cache's own figures only")
+        return Outcome(
+            settings,
+            stages,
+            roles,
+            weights,
+            falls,
+            None,
+            None,
+            None,
+            None,
+            "no GPU named: the cache's own figures only",
+        )
     pool = engine.pool(stages, settings, kv) if min(kv) > 0 else None
     fits, binding, reason = _judge(engine, settings, stages, falls, kv, pool)
     return Outcome(settings, stages, roles, weights, falls, kv, pool, fits, binding, reason)
@@ -119,22 +132,43 @@ def _judge(
     from kvplan.units import gib
 
     for stage, fall in zip(stages, falls or (), strict=False):
-        where = f" on pipeline stage {stage.index}" if len(stages) > 1 else ""
+        where = f" on pipeline stage {stage.number}" if len(stages) > 1 else ""
         weights = fall.part("weights")
         if weights > fall.budget_bytes:
-            return False, "weights", f"the weights take {gib(weights)} per GPU{where}, the budget is {gib(fall.budget_bytes)}"
+            return (
+                False,
+                "weights",
+                f"the weights take {gib(weights)} per GPU{where}, the budget is {gib(fall.budget_bytes)}",
+            )
         if settings.kv_cache_memory_bytes is None and fall.available_bytes <= 0:
             rest = fall.budget_bytes - weights
             others = sum(t.bytes for t in fall.terms) - weights
-            return False, "activations", f"beside the weights {gib(rest)} per GPU{where} are left, and {gib(others)} are needed before any cache"
+            return (
+                False,
+                "activations",
+                f"beside the weights {gib(rest)} per GPU{where} are left, and {gib(others)} are needed first",
+            )
         if settings.kv_cache_memory_bytes is not None:
             asked = settings.kv_cache_memory_bytes + sum(t.bytes for t in fall.terms)
             if asked > fall.total_bytes:
-                return False, "kv", f"weights, activations and the cache asked for take {gib(asked)} per GPU{where}, the device has {gib(fall.total_bytes)}"
+                return (
+                    False,
+                    "kv",
+                    f"with the cache asked for {gib(asked)} per GPU{where} are needed, there are {gib(fall.total_bytes)}",
+                )
     if pool is None or not pool.starts:
         need = max(engine.start_bytes(s, settings) for s in stages)
-        return False, "kv", f"one request of {settings.max_model_len:,} tokens needs {gib(need)} of cache per GPU, there are {gib(min(kv))}"
+        return (
+            False,
+            "kv",
+            f"one request of {settings.max_model_len:,} tokens needs {gib(need)} of cache per GPU, "
+            f"there are {gib(min(kv))}",
+        )
     if not engine.holds(stages, settings, kv):
         runs = engine.requests_at(stages, settings, kv, settings.request_tokens) * settings.data_parallel_size
-        return False, "kv", f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens do not hold at once; {runs:,} do"
+        return (
+            False,
+            "kv",
+            f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens do not hold at once; {runs:,} do",
+        )
     return True, None, "the weights load, the longest request holds, and so does the workload"

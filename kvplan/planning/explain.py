@@ -193,6 +193,7 @@ def _comparisons(model: ModelSpec, settings: Settings, formats: KvFormats) -> li
 def _with_mixers(model: ModelSpec, change: str) -> ModelSpec:
     """The model with every mixer turned into another by one of its own methods."""
     blocks = {
-        name: replace(block, mixers=tuple(getattr(m, change)() for m in block.mixers)) for name, block in model.blocks.items()
+        name: replace(block, mixers=tuple(getattr(m, change)() for m in block.mixers))
+        for name, block in model.blocks.items()
     }
     return replace(model, blocks=blocks)

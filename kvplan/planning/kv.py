@@ -50,13 +50,19 @@ def _group(mixer: CacheKind, formats: KvFormats) -> KvGroup | None:
     return KvGroup(mixer.kind, 0, heads, dim_k, dim_v, window, -(-growing // scale), fixed, ratio)
 
 
-def kv_figures(model: ModelSpec, engine: Engine, settings: Settings, stages: tuple[Stage, ...], weights_bytes: int) -> KvFigures:
+def kv_figures(
+    model: ModelSpec, engine: Engine, settings: Settings, stages: tuple[Stage, ...], weights_bytes: int
+) -> KvFigures:
     """Everything about the cache that needs no GPU.
 
     Args:
         weights_bytes: bytes of the whole model's weights, unsharded.
     """
-    formats, length, dcp = engine.kv_formats(model, settings), settings.max_model_len, settings.decode_context_parallel_size
+    formats, length, dcp = (
+        engine.kv_formats(model, settings),
+        settings.max_model_len,
+        settings.decode_context_parallel_size,
+    )
     per_gpu = max(bytes_per_token(s.spec, engine.kv_formats(s.spec, settings), dcp=dcp) for s in stages)
     reserved = max(engine.request_bytes(s, settings, length) for s in stages)
     shared = None

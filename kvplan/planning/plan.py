@@ -140,7 +140,7 @@ class Plan(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The contract's JSON object, ready for ``json.dumps``."""
-        plain = to_plain(self)
+        plain: dict[str, Any] = to_plain(self)
         plain.update(decode=None, prefill=None)
         return plain
 

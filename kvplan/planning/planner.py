@@ -44,7 +44,9 @@ def _fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings:
     tried = replace(with_length(settings, limit or 1), defaults=sources)
     outcome = evaluate(model, gpu, engine, tried)
     if outcome.kv_bytes is None:
-        raise InputError("-1 fits the length to the memory, and no memory is given", where="--max-model-len", hint="add --gpu NAME")
+        raise InputError(
+            "-1 fits the length to the memory, and no memory is given", where="--max-model-len", hint="add --gpu NAME"
+        )
     longest = outcome.pool.max_single_request_tokens if outcome.pool else 0
     fitted = min(longest, limit) if limit else longest
     return with_length(tried, max(1, fitted))
@@ -93,7 +95,7 @@ def _memory(gpu: GpuSpec, outcome: Outcome) -> tuple[RankMemory, ...]:
     rows: list[RankMemory] = []
     for _ in range(settings.data_parallel_size):
         for stage, fall, roles in zip(outcome.stages, outcome.waterfalls, outcome.roles, strict=True):
-            kv = _kv_row_bytes(outcome, stage.index, fall)
+            kv = _kv_row_bytes(outcome, stage.number, fall)
             spent = sum(t.bytes for t in fall.terms)
             by_role = {r.role: r.num_bytes for r in roles}
             row = RankMemory(
@@ -101,7 +103,7 @@ def _memory(gpu: GpuSpec, outcome: Outcome) -> tuple[RankMemory, ...]:
                 weights_bytes=fall.part("weights"), activation_bytes=fall.part("activation"),
                 cuda_graph_bytes=fall.part("cuda_graph"), runtime_bytes=fall.part("runtime"), kv_bytes=kv,
                 unused_bytes=fall.total_bytes - spent - kv, terms=fall.terms, weights_by_role=by_role,
-                replicated_bytes=sum(r.replicated_bytes for r in roles), pipeline_stage=stage.index,
+                replicated_bytes=sum(r.replicated_bytes for r in roles), pipeline_stage=stage.number,
             )  # fmt: skip
             rows += [row._replace(rank=len(rows) + i) for i in range(settings.tensor_parallel_size)]
     return tuple(rows)
@@ -119,7 +121,9 @@ def _capacity(engine: Engine, outcome: Outcome) -> Capacity:
     smallest = _smallest_utilization(engine, outcome)
     if pool is None or kv is None:
         return Capacity(None, None, None, None, None, None, (), None, smallest, None, None)
-    lengths = sorted({n for n in (*LENGTHS, settings.request_tokens, settings.max_model_len) if n <= settings.max_model_len})
+    lengths = sorted(
+        {n for n in (*LENGTHS, settings.request_tokens, settings.max_model_len) if n <= settings.max_model_len}
+    )
     at = tuple(AtLength(n, engine.requests_at(outcome.stages, settings, kv, n)) for n in lengths)
     dp = settings.data_parallel_size
     total = pool.kv_tokens * dp if pool.kv_tokens is not None else None
@@ -134,13 +138,18 @@ def _capacity(engine: Engine, outcome: Outcome) -> Capacity:
 def _smallest_utilization(engine: Engine, outcome: Outcome) -> float | None:
     """The smallest utilisation, in thousandths, with which the engine starts; None where none does."""
     settings = outcome.settings
-    if outcome.waterfalls is None or settings.kv_cache_memory_bytes is not None or "gpu_memory_utilization" not in engine.settings:
+    if (
+        outcome.waterfalls is None
+        or settings.kv_cache_memory_bytes is not None
+        or "gpu_memory_utilization" not in engine.settings
+    ):
         return None
 
     def starts(thousandths: int) -> bool:
         tried = replace(settings, gpu_memory_utilization=thousandths / 1000)
         return all(
-            engine.budget_bytes(f.total_bytes, tried) - (f.budget_bytes - f.available_bytes) >= engine.start_bytes(s, tried)
+            engine.budget_bytes(f.total_bytes, tried) - (f.budget_bytes - f.available_bytes)
+            >= engine.start_bytes(s, tried)
             for s, f in zip(outcome.stages, outcome.waterfalls or (), strict=True)
         )
 
@@ -153,7 +162,9 @@ def _model_warnings(model: ModelSpec, settings: Settings, kv: KvFigures) -> list
         found.append(f"the shape of {model.id} is recalled, not read from its configuration")
     limit = model.max_position_embeddings
     if limit and settings.max_model_len > limit and not settings.allow_long_max_model_len:
-        found.append(f"max_model_len {settings.max_model_len:,} is above the model's maximum of {limit:,} ({rope_rule(model)})")
+        found.append(
+            f"max_model_len {settings.max_model_len:,} is above the model's maximum of {limit:,} ({rope_rule(model)})"
+        )
     return found
 
 
@@ -165,7 +176,9 @@ def rope_rule(model: ModelSpec) -> str:
         return "no rope scaling in its configuration"
     kind = model.rope.get("rope_type") or model.rope.get("type") or "rope"
     factor = model.rope.get("factor")
-    return f"rope scaling {kind}" + (f", factor {factor:g}, already in that maximum" if isinstance(factor, int | float) else "")
+    return f"rope scaling {kind}" + (
+        f", factor {factor:g}, already in that maximum" if isinstance(factor, int | float) else ""
+    )
 
 
 def _gpu_warnings(gpu: GpuSpec | None) -> list[str]:

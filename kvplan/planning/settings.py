@@ -23,7 +23,8 @@ COMMON = frozenset(
 
 _COUNTS = {
     "tensor_parallel_size": 1 << 16, "pipeline_parallel_size": 1 << 16, "data_parallel_size": 1 << 16,
-    "decode_context_parallel_size": 1 << 16, "gpus": 1 << 20, "max_num_seqs": 1 << 24, "max_num_batched_tokens": 1 << 32,
+    "decode_context_parallel_size": 1 << 16, "gpus": 1 << 20, "max_num_seqs": 1 << 24,
+    "max_num_batched_tokens": 1 << 32,
     "block_size": 1 << 20, "kv_cache_memory_bytes": 1 << 60, "num_gpu_blocks_override": 1 << 50, "concurrency": 1 << 40,
     "prompt_tokens": 1 << 40, "output_tokens": 1 << 40,
 }  # fmt: skip
@@ -61,7 +62,11 @@ def resolve(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, given: dict[s
         values["gpus"], sources["gpus"] = world, "tp x pp x dp"
     if "max_model_len" not in given:
         if model.max_position_embeddings is None:
-            raise InputError(f"{model.id} does not say how long a context it takes", where="--max-model-len", hint="add --max-model-len TOKENS")
+            raise InputError(
+                f"{model.id} does not say how long a context it takes",
+                where="--max-model-len",
+                hint="add --max-model-len TOKENS",
+            )
         values["max_model_len"], sources["max_model_len"] = model.max_position_embeddings, f"maximum of {model.id}"
     for name, (value, source) in engine.defaults(model, gpu, given).items():
         if name not in given:
@@ -81,7 +86,11 @@ def _check_names(engine: Engine, given: dict[str, Any]) -> None:
         if name in known:
             continue
         if name in Settings.__dataclass_fields__ and name not in ("extra", "defaults", "engine", "engine_version"):
-            raise InputError(f"{engine.name} has no such setting", where=flag_name(name), hint="leave it out, or choose another --engine")
+            raise InputError(
+                f"{engine.name} has no such setting",
+                where=flag_name(name),
+                hint="leave it out, or choose another --engine",
+            )
         raise UnknownNameError("setting", name, sorted(known))
 
 
@@ -95,23 +104,33 @@ def _check_range(name: str, value: Any) -> None:
         if value > _COUNTS.get(name, 1 << 40):
             raise InputError(f"{value:,} is absurdly large", where=flag_name(name), hint="check the digits")
     if name == "gpu_memory_utilization" and not 0 < value <= 1:
-        raise InputError(f"{value} is not a share of the memory", where=flag_name(name), hint="type a number above 0 and up to 1, such as 0.92")
+        raise InputError(
+            f"{value} is not a share of the memory",
+            where=flag_name(name),
+            hint="type a number above 0 and up to 1, such as 0.92",
+        )
 
 
 def _check_layout(model: ModelSpec, settings: Settings) -> list[str]:
     tp, dcp, world = settings.tensor_parallel_size, settings.decode_context_parallel_size, settings.world_size
     if tp % dcp:
         raise UnsupportedError(
-            f"decode context parallel size {dcp} does not divide tensor parallel size {tp}", where="--decode-context-parallel-size",
+            f"decode context parallel size {dcp} does not divide tensor parallel size {tp}",
+            where="--decode-context-parallel-size",
             hint=f"type one of {', '.join(str(d) for d in range(1, tp + 1) if tp % d == 0)}",
         )  # fmt: skip
     if settings.pipeline_parallel_size > model.num_layers:
         raise UnsupportedError(
-            f"{settings.pipeline_parallel_size} pipeline stages for {model.num_layers} layers", where="--pipeline-parallel-size",
+            f"{settings.pipeline_parallel_size} pipeline stages for {model.num_layers} layers",
+            where="--pipeline-parallel-size",
             hint=f"at most {model.num_layers}",
         )  # fmt: skip
     if settings.gpus < world:
-        raise InputError(f"tp x pp x dp needs {world} GPUs, not {settings.gpus}", where="--gpus", hint=f"type --gpus {world}, or a smaller layout")
+        raise InputError(
+            f"tp x pp x dp needs {world} GPUs, not {settings.gpus}",
+            where="--gpus",
+            hint=f"type --gpus {world}, or a smaller layout",
+        )
     if settings.gpus > world:
         return [f"{settings.gpus - world} of {settings.gpus} GPUs idle: tp x pp x dp uses {world}"]
     return []
@@ -120,17 +139,20 @@ def _check_layout(model: ModelSpec, settings: Settings) -> list[str]:
 def _check_workload(settings: Settings) -> list[str]:
     if settings.shared_prefix_tokens > settings.prompt_tokens:
         raise InputError(
-            f"a shared prefix of {settings.shared_prefix_tokens:,} tokens is longer than the prompt of {settings.prompt_tokens:,}",
+            f"a shared prefix of {settings.shared_prefix_tokens:,} tokens is longer than the prompt "
+            f"of {settings.prompt_tokens:,}",
             where="--shared-prefix-tokens", hint="raise --prompt-tokens, which includes the prefix",
         )  # fmt: skip
     warnings = []
     if 0 < settings.max_model_len < settings.request_tokens:
         warnings.append(
-            f"a request of {settings.request_tokens:,} tokens (prompt + output) is longer than max_model_len {settings.max_model_len:,}"
+            f"a request of {settings.request_tokens:,} tokens (prompt + output) is longer than "
+            f"max_model_len {settings.max_model_len:,}"
         )
     if settings.max_num_seqs and settings.concurrency_per_replica > settings.max_num_seqs:
         warnings.append(
-            f"{settings.concurrency_per_replica:,} requests a replica, of which max_num_seqs {settings.max_num_seqs:,} run at once; the rest wait"
+            f"{settings.concurrency_per_replica:,} requests a replica, of which max_num_seqs "
+            f"{settings.max_num_seqs:,} run at once; the rest wait"
         )
     return warnings
 

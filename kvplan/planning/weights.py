@@ -20,8 +20,12 @@ class WeightFormat(NamedTuple):
     """Roles stored in `quantized`; the others are stored in `rest`."""
     rest: Format
     source: str
+    overrides: dict[str, Format] | None = None
+    """Roles with a format of their own."""
 
     def of(self, role: str) -> Format:
+        if self.overrides and role in self.overrides:
+            return self.overrides[role]
         return self.quantized if role in self.roles else self.rest
 
 
@@ -36,7 +40,8 @@ def weight_format(model: ModelSpec, name: str) -> WeightFormat:
         if model.checkpoint is None:
             return WeightFormat(rest, frozenset(), rest, f"dtype of {model.id}")
         stored = get_format(model.checkpoint.format, use="weights", where=f"{model.id}: checkpoint")
-        return WeightFormat(stored, frozenset(model.checkpoint.roles), rest, f"checkpoint of {model.id}")
+        others = {r: get_format(f, use="weights") for r, f in model.checkpoint.overrides.items()}
+        return WeightFormat(stored, frozenset(model.checkpoint.roles), rest, f"checkpoint of {model.id}", others)
     chosen = get_format(name, use="weights", where="--weights")
     if chosen.block_elements == 1 and chosen.block_bytes >= 2 and not chosen.mix:
         return WeightFormat(chosen, frozenset(), chosen, "--weights")
@@ -106,11 +111,11 @@ def rank_weights(
     return [RoleWeights(role, s.parameters, s.num_bytes, s.replicated) for role, s in sums.items()]
 
 
-def _pairs(model: ModelSpec, rank: ModelSpec, name: str, tp: int) -> Iterator[tuple[Tensor, bool]]:
+def _pairs(model: ModelSpec, rank: ModelSpec, name: str, tp: int, *, shared: bool) -> Iterator[tuple[Tensor, bool]]:
     """(tensor as the rank holds it, whether it is as large as the whole model's)."""
-    whole = model.block_tensors(name)
-    own = len(whole) - len(model.blocks[name].tensors)
-    for i, (full, part) in enumerate(zip(whole, rank.block_tensors(name), strict=True)):
+    whole = model.block_tensors(name, shared=shared)
+    own = len(whole) - (0 if shared else len(model.blocks[name].tensors))
+    for i, (full, part) in enumerate(zip(whole, rank.block_tensors(name, shared=shared), strict=True)):
         if full.role == "router":
             yield full, True  # every rank routes over all experts
         elif i >= own:
@@ -127,10 +132,11 @@ def _divided(tensor: Tensor, tp: int) -> Tensor:
 def _layer_tensors(
     model: ModelSpec, rank: ModelSpec, formats: WeightFormat, tp: int
 ) -> Iterator[tuple[Tensor, int, int, bool]]:
+    """(tensor, its bytes, layers that hold one, whether the rank holds a whole copy)."""
     for name, layers in rank.layer_counts.items():
-        times = 1 if rank.blocks[name].shared_weights else layers
-        for tensor, whole in _pairs(model, rank, name, tp):
-            yield tensor, _stored(model, tensor, formats, 0), times, whole
+        for shared in (False, True):
+            for tensor, whole in _pairs(model, rank, name, tp, shared=shared):
+                yield tensor, _stored(model, tensor, formats, 0), 1 if shared else layers, whole
 
 
 def _layer_tensors_one_by_one(
@@ -139,11 +145,10 @@ def _layer_tensors_one_by_one(
     """The same for formats that depend on the position of a layer (GGUF mixes)."""
     seen: set[str] = set()
     for index, name in enumerate(rank.layers):
-        if rank.blocks[name].shared_weights and name in seen:
-            continue
+        for shared in (False,) if name in seen else (False, True):
+            for tensor, whole in _pairs(model, rank, name, tp, shared=shared):
+                yield tensor, _stored(model, tensor, formats, first_layer + index), 1, whole
         seen.add(name)
-        for tensor, whole in _pairs(model, rank, name, tp):
-            yield tensor, _stored(model, tensor, formats, first_layer + index), 1, whole
 
 
 def _outside_tensors(
@@ -166,7 +171,7 @@ def _outside_tensors(
 
 def _draft_tensors(model: ModelSpec, rank: ModelSpec, formats: WeightFormat, tp: int) -> Iterator[tuple[Tensor, int]]:
     for name in model.draft_layers:
-        for tensor, _ in _pairs(model, rank, name, tp):
+        for tensor, _ in _pairs(model, rank, name, tp, shared=False):
             yield tensor._replace(role="draft"), _stored(model, tensor, formats, model.num_layers)
     for extra in model.draft_tensors:
         part = _divided(Tensor(extra.name, extra.role, extra.shape, extra.count), tp)

@@ -107,31 +107,23 @@ def width_of(text: str) -> int:
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def pad(text: str, width: int, right: bool = False) -> str:
-    """`text` filled with blanks to `width` columns; longer text is left alone."""
-    blanks = " " * (width - width_of(text))
-    return blanks + text if right else text + blanks
-
-
 def shares(bar: Bar, cells: int) -> list[int]:
     """How many of `cells` each segment fills, by largest remainder.
 
-    A segment above zero gets at least one cell where there are enough; the sum is `cells` unless the
-    bar is empty.
+    A segment above zero gets at least one cell where there are enough. The sum is what the segments
+    take of the bar, rounded up: `cells` where they fill it.
     """
     values = [max(segment.value, 0) for segment in bar.segments]
     total = max(sum(values), bar.total)
     if total <= 0:
         return [0] * len(values)
-    goal = -(-sum(values) * cells // total) if sum(values) < total else cells
-    filled = [value * cells // total for value in values]
-    order = sorted(range(len(values)), key=lambda i: values[i] * cells % total, reverse=True)
-    for i in order[: max(goal - sum(filled), 0)]:
+    goal = min(max(-(-sum(values) * cells // total), sum(value > 0 for value in values)), cells)
+    filled = [max(value * cells // total, int(value > 0)) for value in values]
+    remainders = sorted(range(len(values)), key=lambda i: values[i] * cells % total, reverse=True)
+    for i in remainders[: max(goal - sum(filled), 0)]:
         filled[i] += 1
-    for i, value in enumerate(values):
-        largest = max(range(len(values)), key=filled.__getitem__)
-        if value and not filled[i] and filled[largest] > 1:
-            filled[i], filled[largest] = 1, filled[largest] - 1
+    while sum(filled) > goal:
+        filled[max(range(len(values)), key=filled.__getitem__)] -= 1
     return filled
 
 

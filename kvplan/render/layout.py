@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan.render.grid import Column, clean, pad, width_of
+from kvplan.render.grid import Column, clean, width_of
 
 GAP = 2
 """Blanks between columns."""
@@ -92,10 +92,10 @@ def set_row(
     lines = []
     for level in range(height):
         texts = [cell[level] if level < len(cell) else "" for cell in cells]
-        parts = [
-            styled(pad(text, width, right), style, color)
-            for text, width, right, style in zip(texts, widths, rights, styles, strict=True)
-        ]
+        parts = []
+        for text, width, right, style in zip(texts, widths, rights, styles, strict=True):
+            blanks = " " * (width - width_of(text))
+            parts.append(blanks * right + styled(text, style, color) + blanks * (not right))
         lines.append((" " * GAP).join(parts))
     return lines
 

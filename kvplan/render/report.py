@@ -112,8 +112,9 @@ def _active(model: Plain) -> str:
 
 def _groups(plan: Plain) -> Grid:
     columns = [
-        Column("layers", right=True), Column("kind"), Column("KV heads", right=True), Column("head dim K/V", right=True),
-        Column("window", right=True), Column("B per token and layer", right=True), Column("fixed B per layer", right=True),
+        Column("layers", right=True), Column("kind"), Column("KV heads", right=True),
+        Column("head dim K/V", right=True), Column("window", right=True), Column("B per token and layer", right=True),
+        Column("fixed B per layer", right=True),
     ]  # fmt: skip
     rows = []
     for g in plan["kv"]["groups"]:
@@ -154,7 +155,8 @@ def _memory(plan: Plain) -> list[Part]:
     which = "Memory of the GPU" if ranks == 1 else f"Memory per GPU (the tightest of {ranks})"
     bar = Bar(segments, row["total_bytes"], gib(row["total_bytes"]), title=which)
     columns = [
-        Column("term"), Column("GiB", right=True), Column("low", right=True), Column("high", right=True), Column("basis"),
+        Column("term"), Column("GiB", right=True), Column("low", right=True), Column("high", right=True),
+        Column("basis"),
         Column("from", wrap=True),
     ]  # fmt: skip
     terms = [
@@ -247,6 +249,7 @@ def _assumptions(plan: Plain) -> Notes | None:
         shown = f"{value:,}" if isinstance(value, int) else f"{value}"
         lines.append(f"{name} {shown}: {source}")
     lines.append(
-        f"workload: {inputs['concurrency']:,} x ({inputs['prompt_tokens']:,} prompt + {inputs['output_tokens']:,} output tokens)"
+        f"workload: {inputs['concurrency']:,} x ({inputs['prompt_tokens']:,} prompt + "
+        f"{inputs['output_tokens']:,} output tokens)"
     )
     return Notes(lines, title="Assumed")

@@ -56,7 +56,9 @@ def override_gpu(gpu: GpuSpec | None, memory_bytes: int | None, bandwidth: int |
         from kvplan.spec.gpu import GpuSpec
 
         if memory_bytes is None:
-            raise UnknownNameError("GPU", "(none)", [], where="--gpu-bandwidth", more="add --gpu NAME or --gpu-memory SIZE")
+            raise UnknownNameError(
+                "GPU", "(none)", [], where="--gpu-bandwidth", more="add --gpu NAME or --gpu-memory SIZE"
+            )
         return GpuSpec(
             id="custom", name="custom GPU", vendor="custom", architecture="unknown", datasheet_gb=memory_bytes / 10**9,
             bandwidth_bytes_per_second=bandwidth, torch_total_bytes=memory_bytes, torch_total_source="--gpu-memory",

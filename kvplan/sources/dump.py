@@ -11,7 +11,7 @@ from kvplan.spec.model import SCHEMA, ModelSpec
 
 _ORDER = (
     "id", "name", "family", "repo", "aliases", "released", "license", "architecture", "source", "confidence",
-    "published_parameters", "published_active_parameters", "parameters_note", "dtype", "checkpoint",
+    "published_parameters", "published_active_parameters", "parameters_note", "dtype", "recurrent_dtype", "checkpoint",
     "max_position_embeddings", "rope", "hidden_size", "vocab_size", "tie_word_embeddings", "embedding_size",
     "position_embeddings", "final_norms", "tensors", "towers", "blocks", "layers", "draft_layers", "draft_tensors",
     "notes",
@@ -28,7 +28,7 @@ def dump_model(spec: ModelSpec) -> str:
     """The YAML file of `spec`: fields at their defaults are left out, everything else reads back equal."""
     data = _changed(spec)
     lines = [f"schema: {SCHEMA}"]
-    for key in _ORDER:
+    for key in (*_ORDER, *(k for k in data if k not in _ORDER)):
         if key in data:
             lines += _entry(key, data[key], 0)
     return "\n".join(lines) + "\n"

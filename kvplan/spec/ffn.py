@@ -58,7 +58,9 @@ class MoeFfn(LayerPart):
     kind: Literal["moe"] = "moe"
 
     def __post_init__(self) -> None:
-        positive(experts=self.experts, experts_per_token=self.experts_per_token, intermediate_size=self.intermediate_size)
+        positive(
+            experts=self.experts, experts_per_token=self.experts_per_token, intermediate_size=self.intermediate_size
+        )
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token ({self.experts_per_token}) exceeds experts ({self.experts})")
 

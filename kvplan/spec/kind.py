@@ -73,18 +73,18 @@ class State(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """Weights as one rank holds them: `count` tensors of `shape` (out, in), as in torch ``Linear``."""
+    """Weights as one rank holds them: `copies` tensors of `shape` (out, in), as in torch ``Linear``."""
 
     name: str
     """A GGUF-style name (``attn_q``, ``ffn_down_exps``): the storage of some formats depends on it."""
     role: str
     """One of `ROLES`."""
     shape: tuple[int, ...]
-    count: int = 1
+    copies: int = 1
 
     @property
     def elements(self) -> int:
-        total = self.count
+        total = self.copies
         for size in self.shape:
             total *= size
         return total
@@ -97,6 +97,9 @@ ROLES = (
 """What a weight is for. Formats say which roles they quantise; engines say which they replicate."""
 
 
+Part = TypeVar("Part", bound="LayerPart")
+
+
 class LayerPart:
     """What mixers and FFNs have in common: they weigh something, and they split over ranks."""
 
@@ -104,7 +107,7 @@ class LayerPart:
         """Weights of this part on the rank it describes."""
         raise NotImplementedError
 
-    def shard(self, tp: int) -> LayerPart:
+    def shard(self: Part, tp: int) -> Part:
         """The part as one of `tp` tensor-parallel ranks holds it.
 
         Raises:

@@ -35,8 +35,17 @@ class Block:
     norms: int = 2
     """Vectors of `hidden_size` in the layer's norms (a LayerNorm with bias has two)."""
     tensors: tuple[ExtraTensor, ...] = ()
-    shared_weights: bool = False
-    """Every layer built from this block uses the same weights: they are counted once."""
+    shared_mixers: int = 0
+    """So many of the last mixers have the same weights in every layer built from this block (each
+    layer still has a cache of its own)."""
+    shared_ffns: int = 0
+    shared_norms: int = 0
+
+
+def _part(parts: tuple[LayerPart, ...], shared: int, common: bool) -> tuple[LayerPart, ...]:
+    """The last `shared` parts, or the others."""
+    own = len(parts) - shared
+    return parts[own:] if common else parts[:own]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +94,9 @@ class ModelSpec:
     """Rows of a learned position table."""
     embedding_size: int | None = None
     """Width of the token embedding where it is not the hidden size."""
+    recurrent_dtype: str | None = None
+    """Storage of recurrent states that the configuration asks for (``mamba_ssm_dtype``); engines differ
+    in whether they follow it."""
     final_norms: int = 1
     tensors: tuple[ExtraTensor, ...] = ()
     towers: tuple[Tower, ...] = ()
@@ -149,23 +161,32 @@ class ModelSpec:
         found += [Tensor(t.name, "tower", (t.parameters,)) for t in self.towers]
         return tuple(found)
 
-    def block_tensors(self, name: str) -> tuple[Tensor, ...]:
-        """The weights of one layer built from block `name`, unsharded."""
+    def block_tensors(self, name: str, *, shared: bool | None = None) -> tuple[Tensor, ...]:
+        """The weights of one layer built from block `name`, on the rank that this spec describes.
+
+        Args:
+            shared: only those that all layers of the block share (True), only the others (False), or both.
+        """
         block = self.blocks[name]
         found: list[Tensor] = []
-        for part in (*block.mixers, *block.ffns):
-            found += part.tensors(self.hidden_size)
-        if block.norms:
-            found.append(Tensor("norms", "norm", (block.norms, self.hidden_size)))
-        found += [Tensor(t.name, t.role, t.shape, t.count) for t in block.tensors]
+        for common in (False, True) if shared is None else (shared,):
+            parts = (*_part(block.mixers, block.shared_mixers, common), *_part(block.ffns, block.shared_ffns, common))
+            for part in parts:
+                found += part.tensors(self.hidden_size)
+            norms = block.shared_norms if common else block.norms - block.shared_norms
+            if norms:
+                found.append(Tensor("norms", "norm", (norms, self.hidden_size)))
+            if not common:
+                found += [Tensor(t.name, t.role, t.shape, t.count) for t in block.tensors]
         return tuple(found)
 
     def tensors_by_block(self) -> Iterator[tuple[int, Tensor]]:
         """(times counted, tensor) over all main layers; weights that layers share count once."""
         for name, count in self.layer_counts.items():
-            times = 1 if self.blocks[name].shared_weights else count
-            for tensor in self.block_tensors(name):
-                yield times, tensor
+            for tensor in self.block_tensors(name, shared=False):
+                yield count, tensor
+            for tensor in self.block_tensors(name, shared=True):
+                yield 1, tensor
 
     @cached_property
     def parameters(self) -> int:

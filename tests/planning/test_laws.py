@@ -23,7 +23,7 @@ MODELS = (
 )  # fmt: skip
 models = st.sampled_from(MODELS)
 tokens = st.integers(0, 2**21)
-cache_formats = st.sampled_from([f for f in format_names("cache")])
+cache_formats = st.sampled_from(list(format_names("cache")))
 
 
 @cache
@@ -126,7 +126,8 @@ def test_the_parts_sum_to_the_whole(
 def test_more_memory_never_holds_less(engine: str, memory_gib: int) -> None:
     small = plan("llama-3.1-8b", engine=engine, max_model_len=1024, kv_cache_memory_bytes=memory_gib * 2**30)
     large = plan("llama-3.1-8b", engine=engine, max_model_len=1024, kv_cache_memory_bytes=memory_gib * 2**30 + 2**28)
-    assert small.capacity is not None and large.capacity is not None
+    assert small.capacity is not None
+    assert large.capacity is not None
     assert small.capacity.kv_tokens < large.capacity.kv_tokens
     assert small.capacity.max_single_request_tokens < large.capacity.max_single_request_tokens
 

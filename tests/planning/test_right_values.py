@@ -43,7 +43,8 @@ def test_windowed_models_as_printed(model: str, gib: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "slope"), [("gemma-3-27b", 81_920), ("gpt-oss-120b", 36_864), ("gemma-3n-e4b", 8_192), ("qwen3-32b", 262_144)]
+    ("model", "slope"),
+    [("gemma-3-27b", 81_920), ("gpt-oss-120b", 36_864), ("gemma-3n-e4b", 8_192), ("qwen3-32b", 262_144)],
 )
 def test_slope_beyond_the_windows(model: str, slope: int) -> None:
     assert plan(model, engine="generic", max_model_len=32768).kv.marginal_bytes_per_token_at_max_len == slope
@@ -65,7 +66,9 @@ def test_latent_rows_are_whole_on_every_rank(tp: int) -> None:
 
 def test_kv_heads_are_divided_then_replicated() -> None:
     per_gpu = {
-        tp: plan("llama-3.1-70b", engine="generic", max_model_len=4096, tensor_parallel_size=tp).kv.bytes_per_token_per_gpu
+        tp: plan(
+            "llama-3.1-70b", engine="generic", max_model_len=4096, tensor_parallel_size=tp
+        ).kv.bytes_per_token_per_gpu
         for tp in (1, 2, 4, 8, 16, 32)
     }
     assert per_gpu == {1: 327_680, 2: 163_840, 4: 81_920, 8: 40_960, 16: 40_960, 32: 40_960}

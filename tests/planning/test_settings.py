@@ -18,7 +18,9 @@ def refusal(**settings: object) -> KvplanError:
     return error
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "max_num_seqs", "concurrency", "gpus", "block_size", "prompt_tokens"])
+@pytest.mark.parametrize(
+    "name", ["tensor_parallel_size", "max_num_seqs", "concurrency", "gpus", "block_size", "prompt_tokens"]
+)
 @pytest.mark.parametrize("value", [0, -3, 2.5, "8", True, 10**18])
 def test_counts_are_whole_and_sane(name: str, value: object) -> None:
     error = refusal(**{name: value})
@@ -75,7 +77,9 @@ def test_unknown_settings_and_settings_of_other_engines() -> None:
     assert "generic has no such setting" in str(refusal(engine="generic", max_num_seqs=4))
 
 
-@pytest.mark.parametrize(("name", "value"), [("kv_cache_dtype", "fp7"), ("weights", "bf61"), ("engine", "vlm"), ("gpu", "h1000-sxm")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("kv_cache_dtype", "fp7"), ("weights", "bf61"), ("engine", "vlm"), ("gpu", "h1000-sxm")]
+)
 def test_unknown_names_come_with_near_ones(name: str, value: str) -> None:
     error = refusal(**{name: value})
     assert isinstance(error, UnknownNameError)

@@ -72,24 +72,47 @@ def rank_kv_copies(model, tp: int) -> int:
 
 def test_pipeline_stages_hold_the_whole_once() -> None:
     model = load_model("llama-3.1-8b")
-    found = plan(model, gpu="h200-sxm", engine="generic", max_model_len=64, prompt_tokens=8, output_tokens=8, pipeline_parallel_size=3)
+    found = plan(
+        model,
+        gpu="h200-sxm",
+        engine="generic",
+        max_model_len=64,
+        prompt_tokens=8,
+        output_tokens=8,
+        pipeline_parallel_size=3,
+    )
     assert found.memory is not None
     assert sum(row.weights_bytes for row in found.memory) == 2 * model.parameters
     first, middle, last = found.memory
-    assert "embedding" in first.weights_by_role and "head" not in first.weights_by_role
-    assert "embedding" not in middle.weights_by_role and "head" not in middle.weights_by_role
-    assert "head" in last.weights_by_role and "embedding" not in last.weights_by_role
+    ends = [sorted({"embedding", "head"} & set(row.weights_by_role)) for row in (first, middle, last)]
+    assert ends == [["embedding"], [], ["head"]]
 
 
 def test_a_tied_embedding_is_on_both_ends() -> None:
-    found = plan("gemma-3-27b", gpu="h200-sxm", engine="generic", max_model_len=64, prompt_tokens=8, output_tokens=8, pipeline_parallel_size=2)
+    found = plan(
+        "gemma-3-27b",
+        gpu="h200-sxm",
+        engine="generic",
+        max_model_len=64,
+        prompt_tokens=8,
+        output_tokens=8,
+        pipeline_parallel_size=2,
+    )
     assert found.memory is not None
     assert [("embedding" in row.weights_by_role) for row in found.memory] == [True, True]
 
 
 def test_expert_parallelism_deals_whole_experts() -> None:
     def routed(**layout: object) -> int:
-        found = plan("deepseek-v3", gpu="h200-sxm", engine="generic", max_model_len=64, prompt_tokens=8, output_tokens=8, **layout)
+        found = plan(
+            "deepseek-v3",
+            gpu="h200-sxm",
+            engine="generic",
+            max_model_len=64,
+            prompt_tokens=8,
+            output_tokens=8,
+            **layout,
+        )
         assert found.memory is not None
         return found.memory[0].weights_by_role["routed_experts"]
 

@@ -100,8 +100,7 @@ def test_states_match_the_facts(name: str) -> None:
 @pytest.mark.parametrize("name", MINE)
 def test_number_of_layers(name: str) -> None:
     found = read(config(name))
-    shared = sum(found.blocks[layer].shared_weights for layer in found.layers)
-    assert len(found.layers) - shared == FACTS[name]["resolved"]["num_layers"]
+    assert len(found.layers) == FACTS[name]["resolved"]["num_layers"]
 
 
 @pytest.mark.parametrize("name", [n for n in MINE if FACTS[n].get("total_params")])
@@ -277,9 +276,9 @@ def test_dialects_say_the_same(dialect: str) -> None:
 
 def test_zamba_shares_two_blocks_in_turn() -> None:
     found = read(config("zamba2-7b"))
-    uses = [name for name in found.layers if found.blocks[name].shared_weights]
-    assert uses == ["shared_1", "shared_2"] * 6 + ["shared_1"]
-    assert kinds_by_layer(found)[6:8] == [("full",), ("mamba2",)]
+    uses = [name for name in found.layers if found.blocks[name].shared_mixers]
+    assert uses == ["hybrid_1", "hybrid_2"] * 6 + ["hybrid_1"]
+    assert kinds_by_layer(found)[6:8] == [("mamba2", "full"), ("mamba2",)]
 
 
 def test_zamba_attention_adapters_are_per_use() -> None:

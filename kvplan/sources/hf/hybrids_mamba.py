@@ -279,10 +279,10 @@ def _nemotron_block(cfg: Config, layer: int, kind: str) -> Block:
 
 
 def zamba2(cfg: Config) -> Layers:
-    """Mamba 2 in every layer; before some of them, one of a few shared attention blocks.
+    """Mamba 2 in every layer; some of them first run one of a few shared attention blocks.
 
     Every use of a shared block has its own KV cache, a projection of its own and low-rank adapters,
-    and the same weights otherwise. A use stands as a layer of its own in front of its Mamba layer.
+    and the same weights otherwise.
     """
     cfg.ignore((*WITHOUT_EFFECT, "use_conv_bias", "use_mem_rope", "kv_channels"))
     cfg.ignore(("num_query_groups", "ffn_hidden_size", "attention_hidden_size", "lora_rank", "state_size"))
@@ -297,27 +297,29 @@ def zamba2(cfg: Config) -> Layers:
     sizes = mamba_heads(cfg, inner_size(cfg, "mamba_expand"), "n_mamba_heads", "mamba_headdim")
     bias = cfg.flag("add_bias_linear")
     mamba = _mamba2(cfg, "mamba_d_state", "mamba_ngroups", "mamba_d_conv", **sizes, bias=bias)
-    shared = _zamba_shared(cfg, width, bias)
+    attention, ffn = _zamba_shared(cfg, width, bias)
     own = _zamba_adapters(cfg, width, optional(cfg, 4 * width, "intermediate_size"))
     copies = optional(cfg, 1, "num_mem_blocks")
+    both = Block(
+        mixers=(mamba, attention), ffns=(ffn,), norms=4, tensors=own, shared_mixers=1, shared_ffns=1, shared_norms=3
+    )
     stack = Stack()
     used = 0
     for kind in kinds:
         if kind == FULL:
-            label = f"shared_{used % copies + 1}"
-            stack.blocks[label] = shared
+            label = f"hybrid_{used % copies + 1}"
+            stack.blocks[label] = both
             stack.order.append(label)
             used += 1
-        stack.add(
-            "mamba_after_shared" if kind == FULL else "mamba", plain_block(mamba, (), own if kind == FULL else ())
-        )
-    notes = [f"{count} layers, and {used} uses of {min(copies, used)} shared attention blocks"]
+        else:
+            stack.add("mamba", plain_block(mamba, (), ()))
+    notes = [f"{used} uses of {min(copies, used)} attention blocks whose weights are shared"]
     if cfg.flag("use_long_context"):
         notes.append("use_long_context: the model runs to 16,384 tokens, whatever max_position_embeddings says")
     return stack.layers(notes=notes)
 
 
-def _zamba_shared(cfg: Config, width: int, bias: bool) -> Block:
+def _zamba_shared(cfg: Config, width: int, bias: bool) -> tuple[CacheKind, LayerPart]:
     """A shared block: it reads the hidden state and the embeddings side by side, twice the width."""
     heads = query_heads(cfg)
     if "attention_head_dim" not in cfg and 2 * width % heads:
@@ -328,7 +330,7 @@ def _zamba_shared(cfg: Config, width: int, bias: bool) -> Block:
         qkv_bias=False, output_bias=False,
     )  # fmt: skip
     ffn = dense_ffn(cfg, intermediate_size=optional(cfg, 4 * width, "intermediate_size"), bias=bias)
-    return Block(mixers=(attention,), ffns=(ffn,), norms=3, shared_weights=True)
+    return attention, ffn
 
 
 def _zamba_adapters(cfg: Config, width: int, intermediate_size: int) -> tuple[ExtraTensor, ...]:

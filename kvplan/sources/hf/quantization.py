@@ -64,7 +64,16 @@ def cfg_dtype(cfg: Config, outer: Config) -> str:
     Raises:
         SpecError: another dtype.
     """
-    value = cfg.get("dtype", "torch_dtype") or outer.get("dtype", "torch_dtype") or "bfloat16"
+    return _dtype_name(cfg, cfg.get("dtype", "torch_dtype") or outer.get("dtype", "torch_dtype") or "bfloat16")
+
+
+def recurrent_dtype(cfg: Config) -> str | None:
+    """The dtype that the file asks for in recurrent states; None where it leaves that to the engine."""
+    value = cfg.get("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+    return None if value in (None, "auto") else _dtype_name(cfg, value)
+
+
+def _dtype_name(cfg: Config, value: object) -> str:
     names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32", "auto": "bf16"}
     text = str(value).removeprefix("torch.")
     if text not in names:

@@ -15,7 +15,7 @@ from kvplan.sources.hf.known import CLASS_DEFAULTS, TIED, WITHOUT_EFFECT
 from kvplan.sources.hf.latent import LATENT
 from kvplan.sources.hf.layout import ASSUME_HINT
 from kvplan.sources.hf.plain import PLAIN
-from kvplan.sources.hf.quantization import cfg_dtype, read_checkpoint
+from kvplan.sources.hf.quantization import cfg_dtype, read_checkpoint, recurrent_dtype
 from kvplan.sources.hf.special import ARCHITECTURES, SPECIAL
 from kvplan.sources.hf.towers import image_tokens, read_towers
 from kvplan.spec.model import ModelSpec
@@ -132,8 +132,8 @@ def _assemble(cfg: Config, outer: Config, found: Layers, kind: str, architecture
         return ModelSpec(
             id=called.lower(), name=called, family=kind, architecture=architecture or kind, hidden_size=width,
             vocab_size=cfg.need_int("vocab_size", "padded_vocab_size"), blocks=found.blocks, layers=found.layers,
-            max_position_embeddings=limit, dtype=cfg_dtype(cfg, outer), tie_word_embeddings=_tied(cfg, outer, kind),
-            rope=rope, checkpoint=read_checkpoint(cfg, outer), position_embeddings=found.position_embeddings,
+            max_position_embeddings=limit, dtype=cfg_dtype(cfg, outer), recurrent_dtype=recurrent_dtype(cfg),
+            tie_word_embeddings=_tied(cfg, outer, kind), rope=rope, checkpoint=read_checkpoint(cfg, outer), position_embeddings=found.position_embeddings,
             embedding_size=found.embedding_size, final_norms=found.final_norms, tensors=found.tensors,
             towers=(*found.towers, *read_towers(cfg, outer, width)), draft_layers=found.draft_layers,
             draft_tensors=found.draft_tensors, source=cfg.where, confidence="seen", notes=tuple(found.notes),
