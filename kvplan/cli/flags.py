@@ -30,7 +30,7 @@ ENGINE = (
 
 WORKLOAD = (
     Option(
-        "concurrency", ("--concurrency",), "count", "N", "running requests of the whole deployment (default 1)", "Workload"
+        "concurrency", ("--concurrency",), "count", "N", "running requests of the deployment (default 1)", "Workload"
     ),
     Option("prompt_tokens", ("--prompt-tokens",), "tokens", "TOKENS", "of one request (default 1,024)", "Workload"),
     Option("output_tokens", ("--output-tokens",), "tokens", "TOKENS", "of one request (default 256)", "Workload"),

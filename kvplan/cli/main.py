@@ -37,28 +37,19 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         status = typer.main.get_command(app).main(args=words, prog_name="kvplan", standalone_mode=False)
         return status if isinstance(status, int) else 0
-    except KvplanError as error:
-        status, message, hint = error.exit_status, str(error), error.hint
-    except typer.TyperException as error:
-        status, (message, hint) = 2, _usage(error)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
         mute_stdout()
         return 0
-    except RecursionError:
-        status, message, hint = 2, "the input nests too deeply", "flatten it"
-    except MemoryError:
-        status, message, hint = 2, "out of memory", "give it a smaller input"
     except Exception as error:
-        status, message = 2, f"internal error: {type(error).__name__}: {error}"
-        hint = "this is a bug in kvplan; --debug shows where"
-    if "--debug" in words:
-        import traceback
+        if "--debug" in words:
+            import traceback
 
-        traceback.print_exc()
-    report(message, hint)
-    return status
+            traceback.print_exc()
+        status, message, hint = _described(error)
+        report(message, hint)
+        return status
 
 
 def entry() -> NoReturn:
@@ -78,6 +69,21 @@ def entry() -> NoReturn:
         except (OSError, ValueError):
             continue  # whoever read it is gone; `main` has said what there was to say
     os._exit(status)
+
+
+def _described(error: Exception) -> tuple[int, str, str | None]:
+    """(exit status, message, hint) of whatever a command raised."""
+    from typer import TyperException
+
+    if isinstance(error, KvplanError):
+        return error.exit_status, str(error), error.hint
+    if isinstance(error, TyperException):
+        return 2, *_usage(error)
+    if isinstance(error, RecursionError):
+        return 2, "the input nests too deeply", "flatten it"
+    if isinstance(error, MemoryError):
+        return 2, "out of memory", "give it a smaller input"
+    return 2, f"internal error: {type(error).__name__}: {error}", "this is a bug in kvplan; --debug shows where"
 
 
 def _usage(error: typer.TyperException) -> tuple[str, str]:

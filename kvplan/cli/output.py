@@ -173,10 +173,10 @@ def write_file(path: str, text: str) -> None:
     Raises:
         InputError: it cannot be written; nothing has changed then.
     """
-    target = os.path.realpath(path)
-    new = f"{target}.{os.getpid()}.new"
     data = text.encode("utf-8", "backslashreplace")
     try:
+        target = os.path.realpath(path)
+        new = f"{target}.{os.getpid()}.new"
         if os.path.exists(target) and not os.path.isfile(target):
             with open(target, "wb") as stream:  # refuses a folder
                 stream.write(data)

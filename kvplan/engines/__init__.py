@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 ENGINES: dict[str, tuple[str, str]] = {
     "vllm": ("vllm.engine", "Vllm"),
     "generic": ("generic", "Generic"),
+    "sglang": ("sglang.engine", "Sglang"),
+    "tensorrt-llm": ("tensorrt_llm.engine", "TensorRtLlm"),
+    "transformers": ("transformers.engine", "Transformers"),
+    "mlx": ("mlx.engine", "Mlx"),
+    "exllamav3": ("exllamav3.engine", "ExLlamaV3"),
 }
 """name -> (module in this package, class)."""
 

@@ -64,7 +64,7 @@ class Generic(Engine):
 
     def request_bytes(self, stage: Stage, settings: Settings, tokens: int) -> int:
         formats = self.kv_formats(stage.spec, settings)
-        return sequence_bytes(stage.spec, tokens, formats, dcp=settings.decode_context_parallel_size)
+        return int(sequence_bytes(stage.spec, tokens, formats, dcp=settings.decode_context_parallel_size))
 
     def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
         dcp, longest = settings.decode_context_parallel_size, settings.max_model_len

@@ -154,7 +154,7 @@ def _judge(
                 return (
                     False,
                     "kv",
-                    f"with the cache asked for {gib(asked)} per GPU{where} are needed, there are {gib(fall.total_bytes)}",
+                    f"with the cache asked for, {gib(asked)} per GPU{where} are needed of {gib(fall.total_bytes)}",
                 )
     if pool is None or not pool.starts:
         need = max(engine.start_bytes(s, settings) for s in stages)

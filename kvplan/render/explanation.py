@@ -51,8 +51,8 @@ def _streams(plain: Plain) -> Grid:
         )
         rows.append((term["kind"], term["stream"], numbers, f"{term['bytes_per_token']:,}", limit, symbols))
     columns = [
-        Column("kind"), Column("part"), Column("numbers", wrap=True), Column("B per token", right=True), Column("grows"),
-        Column("symbols", wrap=True),
+        Column("kind"), Column("part"), Column("numbers", wrap=True), Column("B per token", right=True),
+        Column("grows"), Column("symbols", wrap=True),
     ]  # fmt: skip
     total = f"sum: {plain['bytes_per_token']:,} B per token while the request is short"
     return Grid(columns, rows, title="Per token", note=total)

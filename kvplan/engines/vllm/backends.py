@@ -1,0 +1,184 @@
+"""Which attention backend vLLM picks, and the block sizes it takes.
+
+Source: vLLM 0.33.0 ``vllm/platforms/cuda.py`` (``_get_backend_priorities``) and the classes in
+``vllm/v1/attention/backends/``; every kernel is taken to be installed. Where a release keys on
+something that a machine may lack (a kernel's package), ``--attention-backend`` says what it picked.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import lcm
+from typing import NamedTuple
+
+from kvplan.engines.vllm.versions import Rules
+from kvplan.errors import UnknownNameError, UnsupportedError
+
+DEFAULT_BLOCK = 16
+
+
+class Backend(NamedTuple):
+    """An attention backend and what it can do."""
+
+    sizes: tuple[int, ...]
+    """Tokens of a kernel block; blocks are multiples of one of them."""
+    family: str = "dense"
+    """``dense``, ``mla`` or ``sparse`` (latent rows with an index)."""
+    majors: tuple[int, ...] | None = None
+    """Major compute capabilities; None: all."""
+    quantized: bool = True
+    """Whether it reads 8-bit caches."""
+    multiple: bool = True
+    """Whether every multiple of its size is a kernel block of its own."""
+    row: str = ""
+    """Latent row layout of 8-bit caches, where it is not plain: a format name."""
+
+    def takes(self, block_size: int) -> bool:
+        """Whether blocks of so many tokens work."""
+        return any(block_size % size == 0 for size in self.sizes)
+
+
+BACKENDS: dict[str, Backend] = {
+    "FLASH_ATTN": Backend((16,)),
+    "FLASHINFER": Backend((16, 32, 64), multiple=False),
+    "TRITON_ATTN": Backend((16,)),
+    "FLEX_ATTENTION": Backend((16,)),
+    "TURBOQUANT": Backend((16, 32, 64, 128), multiple=False),
+    "FLASH_ATTN_MLA": Backend((16,), "mla", (9,), quantized=False),
+    "FLASHMLA": Backend((64,), "mla", (9, 10), multiple=False),
+    "FLASHINFER_MLA": Backend((32, 64), "mla", (10,), multiple=False),
+    "CUTLASS_MLA": Backend((128,), "mla", (10,), multiple=False),
+    "TRITON_MLA": Backend((16,), "mla"),
+    "FLASH_ATTN_MLA_SPARSE": Backend((64,), "sparse", (9,), quantized=False),
+    "FLASHMLA_SPARSE": Backend((64,), "sparse", (9, 10), row="fp8_ds_mla"),
+    "FLASHINFER_MLA_SPARSE": Backend((32,), "sparse", (10,)),
+    "FLASHINFER_MLA_SPARSE_SM120": Backend((64,), "sparse", (12,), row="fp8_ds_mla"),
+}
+"""name -> what it takes (block sizes: ``get_supported_kernel_block_sizes``)."""
+
+INDEXER = Backend((64,), "index", multiple=False)
+"""The sparse-attention indexer's own cache (``DeepseekV32IndexerBackend``)."""
+
+_ORDER = {
+    "mla": {10: ("FLASHINFER_MLA", "CUTLASS_MLA", "FLASHMLA", "TRITON_MLA"), 12: ("TRITON_MLA",),
+            0: ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA")},
+    "sparse": {10: ("FLASHINFER_MLA_SPARSE", "FLASHMLA_SPARSE"), 12: ("FLASHINFER_MLA_SPARSE_SM120",),
+               0: ("FLASH_ATTN_MLA_SPARSE", "FLASHMLA_SPARSE")},
+    "dense": {10: ("FLASHINFER", "FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION"),
+              0: ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")},
+}  # fmt: skip
+"""family -> major capability (0: any other) -> backends, the preferred first."""
+
+
+def get_backend(name: str) -> Backend:
+    """The backend of that name.
+
+    Raises:
+        UnknownNameError: none that is known.
+    """
+    try:
+        return BACKENDS[name.upper()]
+    except KeyError:
+        raise UnknownNameError("attention backend", name, list(BACKENDS), where="--attention-backend") from None
+
+
+def choose(
+    family: str, capability: str, rules: Rules, *, quantized: bool, cache_format: str = "", block_size: int | None = None
+) -> str:
+    """The backend that vLLM picks.
+
+    Args:
+        family: ``dense``, ``mla`` or ``sparse``.
+        capability: compute capability, ``9.0``.
+        quantized: whether the cache is 8-bit or smaller.
+        cache_format: canonical name of the cache's format; some formats have a backend of their own.
+        block_size: what the user asked for; backends that cannot take it are passed over.
+
+    Raises:
+        UnsupportedError: no backend takes these settings; names the nearest block size that works.
+    """
+    if family == "dense":
+        if cache_format.startswith("turboquant"):
+            return "TURBOQUANT"
+        if cache_format.endswith("per_token_head"):
+            return "TRITON_ATTN"
+        if cache_format == "nvfp4":
+            return "FLASHINFER"
+    if cache_format.endswith("_ds_mla"):
+        return "FLASHMLA_SPARSE"
+    major = int(capability.partition(".")[0] or 0)
+    able = [n for n in _order(family, major, quantized, rules) if _able(BACKENDS[n], major, quantized)]
+    for name in able:
+        if block_size is None or BACKENDS[name].takes(block_size):
+            return name
+    if not able or block_size is None:
+        raise UnsupportedError(
+            f"vLLM {rules.name} has no attention backend for {family} attention with this cache on compute capability {capability}",
+            where="--engine vllm",
+            hint="type --engine generic for the arithmetic alone",
+        )
+    smallest = min(s for n in able for s in BACKENDS[n].sizes)
+    near = max(smallest, block_size // smallest * smallest)
+    raise UnsupportedError(
+        f"no attention backend takes blocks of {block_size} tokens ({', '.join(able)})",
+        where="--block-size",
+        hint=f"type --block-size {near}",
+    )
+
+
+def _order(family: str, major: int, quantized: bool, rules: Rules) -> tuple[str, ...]:
+    orders = _ORDER[family]
+    found = orders.get(major) or orders[0]
+    if family == "sparse" and major == 10 and not quantized:
+        return found[::-1]  # FlashMLA first for bf16 rows
+    if family == "sparse" and not rules.has("hybrid_prefix_caching"):
+        return tuple(n for n in found if n != "FLASH_ATTN_MLA_SPARSE")  # came with 0.28.0
+    return found
+
+
+def _able(backend: Backend, major: int, quantized: bool) -> bool:
+    return (backend.majors is None or major in backend.majors) and (backend.quantized or not quantized)
+
+
+def forced_block(family: str, capability: str, rules: Rules) -> int | None:
+    """The block size that releases before 0.18 force on latent caches; None: the backend decides.
+
+    Source: vLLM 0.17.0 ``vllm/platforms/cuda.py``, ``check_and_update_config``.
+    """
+    if rules.has("backend_chooses_block") or family == "dense":
+        return None
+    major = int(capability.partition(".")[0] or 0)
+    if family == "sparse" or major == 9:
+        return 64
+    if major == 10:
+        return 64 if rules.has("mamba_cache_modes") else 128
+    return DEFAULT_BLOCK
+
+
+def preferred_block(backends: list[Backend]) -> int:
+    """The smallest block that every backend takes; 16 where all do.
+
+    Source: vLLM 0.33.0 ``vllm/platforms/interface.py``, ``_preferred_block_size_for_backends``.
+
+    Raises:
+        UnsupportedError: they share none.
+    """
+    if all(b.takes(DEFAULT_BLOCK) for b in backends):
+        return DEFAULT_BLOCK
+    candidates = sorted({lcm(*sizes) for sizes in product(*(b.sizes for b in backends))})
+    for size in candidates:
+        if all(b.takes(size) for b in backends):
+            return size
+    raise UnsupportedError("the attention backends share no block size", where="--block-size", hint="type --engine generic")
+
+
+def window_block(backend: Backend, block_size: int) -> int:
+    """The block that a windowed layer chooses for itself: the largest kernel block not above the model's.
+
+    Source: vLLM 0.33.0 ``vllm/model_executor/layers/attention/attention.py``, ``_largest_kernel_block_within``.
+    """
+    if backend.multiple:
+        size = backend.sizes[0]
+        return max(size, block_size // size * size)
+    fitting = [size for size in backend.sizes if size <= block_size]
+    return max(fitting) if fitting else min(backend.sizes)

@@ -1,0 +1,74 @@
+"""How many blocks one request reserves in each group.
+
+Source: vLLM 0.33.0 ``vllm/v1/kv_cache_interface.py``, ``max_memory_usage_bytes`` of every spec.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvplan.engines.vllm.groups import Group
+from kvplan.engines.vllm.specs import CacheLayer
+
+
+class Limits(NamedTuple):
+    """What bounds a request besides its length."""
+
+    in_flight_tokens: int
+    """Tokens scheduled and not yet settled, which a window keeps besides itself."""
+    encoder_tokens: int = 0
+    """Encoder tokens that cross attention reserves: the whole encoder budget, not one input's."""
+    dcp: int = 1
+    """Ranks that share the tokens of caches of which every token stays."""
+    mamba_mode: str = "none"
+    """``none``, ``align`` or ``all``."""
+    retained_tokens: int = 0
+    """Tokens kept below a window for drafts that read several tokens ahead."""
+    draft_states: bool = True
+    """Whether states of draft tokens are reserved."""
+
+
+def layer_blocks(layer: CacheLayer, tokens: int, limits: Limits) -> int:
+    """Blocks that a request of `tokens` reserves for one layer."""
+    size, family = layer.block_size, layer.family
+    if family == "mamba":
+        drafts = layer.draft_blocks if limits.draft_states else 0
+        if limits.mamba_mode == "align":
+            return 2 + drafts + layer.checkpoint_blocks
+        if limits.mamba_mode == "all":
+            return -(-tokens // size) + drafts
+        return 1 + drafts
+    if family == "cross":
+        return -(-limits.encoder_tokens // size)
+    if family in ("sliding", "sliding_mla"):
+        kept = (layer.window or 1) - 1 + limits.retained_tokens + limits.in_flight_tokens
+        return -(-min(kept, tokens) // size) + 1
+    if family == "chunked":
+        return -(-min((layer.window or 0) + limits.in_flight_tokens, tokens) // size)
+    return -(-(-(-tokens // limits.dcp)) // size)
+
+
+def group_blocks(group: Group, tokens: int, limits: Limits) -> int:
+    """Blocks of one group: the most that any of its layers needs."""
+    if not group.mixed:
+        return layer_blocks(group.first, tokens, limits)
+    return max(layer_blocks(layer, tokens, limits) for layer in dict.fromkeys(group.layers))
+
+
+def request_blocks(groups: list[Group], tokens: int, limits: Limits) -> int:
+    """Blocks of all groups together; every group draws from the one pool."""
+    return sum(group_blocks(group, tokens, limits) for group in groups)
+
+
+def longest_request(groups: list[Group], blocks: int, limits: Limits, *, limit: int = 2**40) -> int | None:
+    """The most tokens of one request that `blocks` hold; 0: none; None: any number."""
+    if request_blocks(groups, limit, limits) <= blocks:
+        return None
+    low, high = 0, limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        if request_blocks(groups, middle, limits) <= blocks:
+            low = middle
+        else:
+            high = middle
+    return low

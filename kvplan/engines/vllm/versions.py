@@ -1,0 +1,132 @@
+"""What changed when in vLLM's sizing of the cache: one row a change, read in the releases' own wheels.
+
+Every rule below was looked up in the source of each release in `RELEASES`; a version in between
+takes the rules of the nearest release that was read, and says so.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvplan.errors import InputError, printable
+
+RELEASES = (
+    "0.11.0", "0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0", "0.18.0", "0.19.0", "0.20.0", "0.20.1",
+    "0.21.0", "0.22.0", "0.23.0", "0.24.0", "0.25.0", "0.26.0", "0.27.0", "0.28.0", "0.29.0", "0.30.0", "0.31.0",
+    "0.32.0", "0.33.0",
+)  # fmt: skip
+"""Releases whose rules were read."""
+
+LATEST = RELEASES[-1]
+
+Version = tuple[int, int, int]
+
+
+class Change(NamedTuple):
+    """A rule that came (or went) with a release."""
+
+    since: Version
+    what: str
+    source: str
+
+
+_PLANNING = "vllm/v1/core/kv_cache_utils.py"
+_SPECS = "vllm/v1/kv_cache_interface.py"
+_PLATFORM = "vllm/platforms/interface.py"
+_STATES = "vllm/model_executor/layers/mamba/mamba_utils.py"
+_MODELS = "vllm/model_executor/models/config.py"
+
+CHANGES: dict[str, Change] = {
+    "group_of_the_larger": Change((0, 12, 0), "buckets of nearly equal size make groups of the larger", _PLANNING),
+    "nemotron_state_fp16": Change((0, 13, 0), "Nemotron-H keeps recurrent states in fp16", _MODELS),
+    "chunked_in_hybrid_manager": Change((0, 14, 0), "chunked attention uses the hybrid manager", "vllm/envs.py"),
+    "v32_auto_is_bf16": Change((0, 14, 0), "DeepSeek-V3.2 keeps bf16 rows unless fp8 is asked for", _MODELS),
+    "mamba_cache_modes": Change((0, 15, 0), "mamba cache modes none, align and all", _SPECS),
+    "mamba2_draft_columns": Change((0, 17, 0), "Mamba 2 keeps a convolution column per draft token", _STATES),
+    "config_state_dtype": Change((0, 17, 0), "Qwen3.5 states follow mamba_ssm_dtype", _MODELS),
+    "backend_chooses_block": Change((0, 18, 0), "the attention backend chooses the block size", _PLATFORM),
+    "group_factor_1_5": Change((0, 18, 0), "the larger counts up to 1.5 times the smaller (before: 1.25)", _PLANNING),
+    "state_blocks_cap_seqs": Change((0, 18, 0), "max_num_seqs over the state blocks is refused", "vllm/config/compilation.py"),
+    "nemotron_state_fp32": Change((0, 20, 0), "Nemotron-H keeps recurrent states in fp32", _MODELS),
+    "utilization_0_92": Change((0, 20, 0), "default utilisation 0.92 (before: 0.9)", "vllm/config/cache.py"),
+    "turboquant": Change((0, 20, 0), "TurboQuant caches", _SPECS),
+    "tokens_from_concurrency": Change((0, 20, 1), "token line is concurrency x max_model_len", _PLANNING),
+    "pages_may_be_padded": Change((0, 24, 0), "pages that do not divide the largest are padded", _PLANNING),
+    "mixed_formats_align": Change((0, 25, 0), "blocks grow until a packed page covers an unpacked kernel block", _PLATFORM),
+    "window_own_block": Change((0, 25, 0), "windowed layers choose their own block", "vllm/model_executor/layers/attention/attention.py"),
+    "in_flight_batches": Change((0, 26, 0), "windows keep every batch in flight", "vllm/config/vllm.py"),
+    "states_may_be_padded": Change((0, 26, 0), "state pages are padded to the largest page", _PLANNING),
+    "hybrid_mla_128": Change((0, 27, 0), "hybrids with latent attention align blocks to 128", _PLATFORM),
+    "kda_draft_columns": Change((0, 27, 0), "KDA keeps a convolution column per draft token", _STATES),
+    "buckets_merge": Change((0, 27, 0), "layers that differ in a window alone share a bucket", _PLANNING),
+    "hybrid_prefix_caching": Change((0, 28, 0), "prefix caching on by default for hybrids", "vllm/engine/arg_utils.py"),
+    "largest_batch_tier": Change((0, 28, 0), "16,384 batched tokens from 160 GiB on", "vllm/engine/arg_utils.py"),
+    "window_keeps_drafts": Change((0, 28, 0), "windows keep tokens for multi-module drafts", _SPECS),
+    "align_is_default": Change((0, 28, 0), "mamba cache mode align by default (before: all where the model can)", _MODELS),
+    "null_block_in_check": Change((0, 29, 0), "the check at start sets one null block aside", _PLANNING),
+    "v2_runner_everywhere": Change((0, 29, 0), "the V2 model runner is the default for every model", "vllm/config/vllm.py"),
+    "short_conv_draft_columns": Change((0, 29, 0), "short convolutions keep a column per draft token", _STATES),
+    "kda_prefill_checkpoint": Change((0, 29, 0), "bounded-gate KDA layers export a checkpoint from a prefill", "vllm/models/kimi_k3/nvidia/kda.py"),
+    "kda_state_dtype": Change((0, 30, 0), "KDA states follow --mamba-ssm-cache-dtype", _STATES),
+    "packed_groups": Change((0, 30, 0), "DeepSeek-V4 caches are packed side by side in a block", _PLANNING),
+    "no_mode_all": Change((0, 32, 0), "mamba cache mode all removed", _SPECS),
+    "mamba2_checkpoint_block": Change((0, 32, 0), "Mamba 2 reserves a checkpoint block", "vllm/model_executor/layers/mamba/mamba_mixer2.py"),
+    "every_backend_aligns": Change((0, 32, 0), "hybrid blocks are multiples of every backend's smallest", _PLATFORM),
+    "gdn_checkpoint": Change((0, 33, 0), "gated delta nets reserve a checkpoint block on a grid of 64 tokens", "vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py"),
+}  # fmt: skip
+"""name -> the release that brought the rule. `Rules.has` asks for a name."""
+
+
+class Rules:
+    """The rules of one version: ``rules.has("null_block_in_check")``."""
+
+    def __init__(self, version: str = LATEST) -> None:
+        self.name = version
+        self.version = parse(version)
+
+    def has(self, change: str) -> bool:
+        """Whether this version has the rule.
+
+        Raises:
+            KeyError: no such rule.
+        """
+        return self.version >= CHANGES[change].since
+
+
+def parse(text: str) -> Version:
+    """``0.27.0`` -> (0, 27, 0); a missing patch is 0, anything after it is cut off.
+
+    Raises:
+        InputError: not a version number.
+    """
+    parts: list[int] = []
+    for part in text.strip().lstrip("vV").split(".")[:3]:
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits or len(digits) > 4:
+            break
+        parts.append(int(digits))
+        if digits != part:
+            break
+    if len(parts) < 2:
+        raise InputError(
+            f"{printable(text, 40)!r} is not a vLLM version",
+            where="--engine",
+            hint=f"type vllm@{LATEST}, or one of {', '.join(RELEASES)}",
+        )
+    return parts[0], parts[1], parts[2] if len(parts) > 2 else 0
+
+
+def nearest(text: str) -> tuple[str, str | None]:
+    """(release whose rules apply, warning or None) for a version that somebody typed.
+
+    The latest release that was read and is not newer; the oldest one where all are newer.
+
+    Raises:
+        InputError: not a version number.
+    """
+    wanted = parse(text)
+    older = [name for name in RELEASES if parse(name) <= wanted]
+    found = older[-1] if older else RELEASES[0]
+    if parse(found) == wanted:
+        return found, None
+    return found, f"vLLM {printable(text, 40)} is not known; the rules of {found} are used"
