@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvplan.catalog import load_model, model_ids  # noqa: E402
-from kvplan.catalog.summary import summarise  # noqa: E402
+from kvplan.catalog import load_model, model_ids
+from kvplan.catalog.summary import summarise
 
 TARGET = ROOT / "kvplan" / "catalog" / "_summary.py"
 HEAD = '''"""The figures of every model in one line each. Written by scripts/make_summary.py; do not edit."""
@@ -41,9 +41,9 @@ def literal(value: object) -> str:
 
 
 def folded(line: str) -> str:
-    """A long row on two lines, broken after the architecture (the fourth value)."""
+    """A long row on two lines, broken after the repository (the third value)."""
     parts = line.strip().removesuffix(",").strip("()").split(", ")
-    return f"    ({', '.join(parts[:4])},\n     {', '.join(parts[4:])}),\n"
+    return f"    ({', '.join(parts[:3])},\n     {', '.join(parts[3:])}),\n"
 
 
 def main() -> int:

@@ -72,6 +72,9 @@ class Explanation(NamedTuple):
     schema: str
     model: str
     formula: str
+    """In symbols, for the layers of one kind."""
+    worked: str
+    """The same with this model's numbers, over all kinds."""
     streams: tuple[StreamTerm, ...]
     states: tuple[StateTerm, ...]
     bytes_per_token: int
@@ -103,13 +106,17 @@ def explain(model: ModelSpec, given: dict[str, Any]) -> Explanation:
     formats, length = engine.kv_formats(model, settings), settings.max_model_len
     weights = weight_format(model, settings.weights)
     size = total_bytes(rank_weights(model, model, weights, tp=1, vocab_rows=model.vocab_size))
+    streams = tuple(_streams(model, formats))
+    per_token = bytes_per_token(model, formats)
+    formula, worked = _formula(streams, per_token)
     return Explanation(
         schema=SCHEMA,
         model=model.id,
-        formula="bytes per token = sum over layers of (KV heads x head dim x bytes per element), K and V each",
-        streams=tuple(_streams(model, formats)),
+        formula=formula,
+        worked=worked,
+        streams=streams,
         states=tuple(_states(model, formats)),
-        bytes_per_token=bytes_per_token(model, formats),
+        bytes_per_token=per_token,
         fixed_bytes_per_sequence=fixed_bytes(model, formats),
         max_model_len=length,
         bytes_per_sequence=sequence_bytes(model, length, formats),
@@ -118,6 +125,25 @@ def explain(model: ModelSpec, given: dict[str, Any]) -> Explanation:
         comparisons=tuple(_comparisons(model, settings, formats)),
         source=model.source,
     )
+
+
+def _formula(streams: tuple[StreamTerm, ...], per_token: int) -> tuple[str, str]:
+    """The sum of products, in symbols and in numbers; K and V of one shape share a term."""
+    growing = [s for s in streams if s.until_tokens != 0]
+    if not growing:
+        return "no part of the cache grows with the tokens", "0 B"
+    symbols: dict[str, None] = {}
+    numbers = []
+    i = 0
+    while i < len(growing):
+        term, pair = growing[i], growing[i + 1] if i + 1 < len(growing) else None
+        twice = pair is not None and (term.stream, pair.stream) == ("k", "v") and term.factors == pair.factors
+        over = f" / {term.tokens_per_entry}" if term.tokens_per_entry > 1 else ""
+        lead = "2 x " if twice else ""
+        symbols[lead + " x ".join(f.symbol for f in term.factors) + (" / tokens per entry" if over else "")] = None
+        numbers.append(lead + " x ".join(str(f.value) for f in term.factors) + over)
+        i += 2 if twice else 1
+    return " + ".join(symbols), f"{' + '.join(numbers)} = {per_token:,} B"
 
 
 def _distinct(model: ModelSpec) -> list[tuple[CacheKind, int]]:

@@ -13,7 +13,8 @@ Plain = dict[str, Any]
 def explain_report(plain: Plain) -> Document:
     """The document of one explanation (the object that ``explain --json`` prints)."""
     parts: list[Part] = [
-        Title(f"{plain['model']}: {human_bytes(plain['bytes_per_token'])} of KV cache per token", plain["formula"])
+        Title(f"{plain['model']}: {human_bytes(plain['bytes_per_token'])} of KV cache per token"),
+        Notes([f"bytes per token = {plain['formula']}", f"= {plain['worked']}"], title="Formula"),
     ]
     if plain["streams"]:
         parts.append(_streams(plain))

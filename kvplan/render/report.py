@@ -113,8 +113,8 @@ def _active(model: Plain) -> str:
 def _groups(plan: Plain) -> Grid:
     columns = [
         Column("layers", right=True), Column("kind"), Column("KV heads", right=True),
-        Column("head dim K/V", right=True), Column("window", right=True), Column("B per token and layer", right=True),
-        Column("fixed B per layer", right=True),
+        Column("head dim K/V", right=True), Column("window", right=True), Column("B per token", right=True),
+        Column("fixed B", right=True),
     ]  # fmt: skip
     rows = []
     for g in plan["kv"]["groups"]:
@@ -133,7 +133,7 @@ def _groups(plan: Plain) -> Grid:
                 f"{g['fixed_bytes_per_layer']:,}",
             )
         )
-    return Grid(columns, rows, title="Layers that cache")
+    return Grid(columns, rows, title="Layers that cache", note="bytes of one layer, unsharded")
 
 
 def tightest(plan: Plain) -> Plain:

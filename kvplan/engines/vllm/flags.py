@@ -29,8 +29,29 @@ OPTIONS = (
     ),
     Option("enforce_eager", ("--enforce-eager",), "true", "", "no CUDA graphs"),
     Option("enable_prefix_caching", ("--no-enable-prefix-caching",), "false", "", "no sharing of common prefixes"),
+    Option(
+        "force_prefix_caching", ("--enable-prefix-caching",), "true", "",
+        "share common prefixes where the engine does not by default (hybrids before vLLM 0.28)",
+    ),
+    Option(
+        "disable_hybrid_kv_cache_manager", ("--disable-hybrid-kv-cache-manager",), "true", "",
+        "hold windowed layers at full length",
+    ),
+    Option(
+        "speculative_config", ("--speculative-config",), "text", "JSON",
+        'draft layers: \'{"method": "mtp", "num_speculative_tokens": 1}\'; "model" may be a path',
+    ),
     Option("mamba_ssm_cache_dtype", ("--mamba-ssm-cache-dtype",), "text", "FORMAT", "storage of recurrent states"),
+    Option("mamba_cache_dtype", ("--mamba-cache-dtype",), "text", "FORMAT", "storage of convolution states"),
+    Option(
+        "mamba_cache_mode", ("--mamba-cache-mode",), "text", "MODE",
+        "states kept for prefix caching: align, or all (vLLM 0.15 to 0.31)",
+    ),
+    Option("mamba_block_size", ("--mamba-block-size",), "tokens", "TOKENS", "chunk of states under mamba cache mode all"),
+    Option("attention_backend", ("--attention-backend",), "text", "NAME", "FLASH_ATTN, FLASHMLA, ...; default: vLLM's order"),
+    Option("gdn_prefill_backend", ("--gdn-prefill-backend",), "text", "NAME", "flashinfer or triton, for gated delta nets"),
 )  # fmt: skip
+"""Flags of ``vllm serve`` that change what the cache gets or holds."""
 
 LAYOUT = (
     Option(

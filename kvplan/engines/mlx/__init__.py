@@ -1,0 +1,1 @@
+"""MLX-LM: the prompt caches of ``mlx_lm.generate``."""

@@ -1,0 +1,183 @@
+"""From a model's layers to the caches that vLLM's manager sees.
+
+Sources: vLLM 0.33.0 ``get_kv_cache_spec`` of ``vllm/model_executor/layers/attention/attention.py``,
+``mla_attention.py``, ``vllm/model_executor/layers/mamba/abstract.py``, ``vllm/models/deepseek_v4/``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvplan.cache.bytes import KvFormats, stream_rows
+from kvplan.engines.vllm.backends import Backend, window_block
+from kvplan.engines.vllm.specs import CacheLayer
+from kvplan.engines.vllm.states import StateDtypes, checkpoint_grid, state_bytes
+from kvplan.engines.vllm.versions import Rules
+from kvplan.errors import UnsupportedError
+from kvplan.spec.formats import Format, get_format
+
+if TYPE_CHECKING:
+    from kvplan.spec.kind import CacheKind, Stream
+    from kvplan.spec.model import ModelSpec
+
+V4_ARCHITECTURES = ("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration")
+"""Architectures whose compressed caches are laid out as below (``vllm/models/deepseek_v4/``)."""
+V4_BLOCK, V4_WINDOW_BLOCK = 256, 64
+"""Tokens of a block of compressed entries, and of the window's own cache."""
+_V4_ALIGN = 576
+"""Pages of the packed fp8 layout are multiples of so many bytes."""
+_V4_ROPE = 64
+
+
+class Inputs(NamedTuple):
+    """What the caches of a model depend on besides the model."""
+
+    formats: KvFormats
+    dtypes: StateDtypes
+    rules: Rules
+    backend: Backend
+    block_size: int
+    """Tokens of the primary attention block."""
+    state_block: int
+    """Tokens that a state block stands for."""
+    state_padding: int
+    """Bytes that state pages are padded to; 0: none."""
+    draft_tokens: int
+    gdn_backend: str
+    checkpoints: bool
+    """Whether every recurrent layer can export a checkpoint from inside a prefill."""
+
+
+def model_caches(model: ModelSpec, inputs: Inputs) -> list[tuple[int, CacheLayer]]:
+    """(layer, cache) for everything that a model caches; draft layers follow the model's own.
+
+    Raises:
+        UnsupportedError: a cache that vLLM, or this description of it, does not know.
+    """
+    found: list[tuple[int, CacheLayer]] = []
+    edge = inputs.formats.k.edge_layers if not has_states(model) else 0
+    plain = _plain(model, inputs) if edge else inputs
+    made: dict[tuple[str, bool], list[CacheLayer]] = {}
+    count = model.num_layers
+    edge = min(edge, count // 2)
+    for index, name in enumerate((*model.layers, *model.draft_layers)):
+        outer = bool(edge) and (index < edge or count - edge <= index < count)
+        if (name, outer) not in made:
+            chosen = plain if outer else inputs
+            made[name, outer] = [c for m in model.blocks[name].mixers for c in mixer_caches(model, m, chosen)]
+        found += [(index, cache) for cache in made[name, outer]]
+    return found
+
+
+def has_states(model: ModelSpec) -> bool:
+    """Whether any layer keeps a fixed state."""
+    return any(m.states() for name in model.layer_counts for m in model.blocks[name].mixers)
+
+
+def _plain(model: ModelSpec, inputs: Inputs) -> Inputs:
+    """The same with the model's own dtype, as the outermost layers keep it under TurboQuant."""
+    own = get_format(model.dtype)
+    return inputs._replace(formats=inputs.formats._replace(k=own, v=own))
+
+
+def mixer_caches(model: ModelSpec, mixer: CacheKind, inputs: Inputs) -> list[CacheLayer]:
+    """The caches of one mixer, in the order in which vLLM registers them."""
+    if mixer.kind == "compressed":
+        return _compressed(model, mixer, inputs)
+    if mixer.states():
+        return [_state(model, mixer, inputs)]
+    rows = stream_rows(mixer, inputs.formats)
+    if not rows:
+        return []
+    found = [_index(s, size, inputs.block_size) for s, size, _ in rows if s.role == "index"]
+    main = [(s, size, fmt) for s, size, fmt in rows if s.role != "index"]
+    found.append(_attention(main, inputs))
+    return found
+
+
+def _index(stream: Stream, row: int, block_size: int) -> CacheLayer:
+    return CacheLayer("mla", block_size, row, ratio=stream.ratio, shape=("index", stream.head_dim))
+
+
+def _attention(rows: list[tuple[Stream, int, Format]], inputs: Inputs) -> CacheLayer:
+    first = rows[0][0]
+    size = sum(row for _, row, _ in rows)
+    shape = (first.heads, *(s.head_dim for s, _, _ in rows), rows[0][2].name)
+    if first.name == "latent":
+        if rows[0][2].scale == "token_head":
+            size += first.heads * rows[0][2].scale_bytes  # latent rows carry two scales
+        family = "mla" if first.window is None else "sliding_mla"
+        return CacheLayer(family, inputs.block_size, size, window=first.window, shape=shape)
+    if first.fixed_entries is not None:
+        return CacheLayer("cross", inputs.block_size, size, shape=shape)
+    if first.window is None:
+        return CacheLayer("full", inputs.block_size, size, shape=shape)
+    if first.chunked:
+        return CacheLayer("chunked", inputs.block_size, size, window=first.window, shape=shape)
+    own = inputs.rules.has("window_own_block")
+    block = window_block(inputs.backend, inputs.block_size) if own else inputs.block_size
+    return CacheLayer("sliding", block, size, window=first.window, shape=shape)
+
+
+def _state(model: ModelSpec, mixer: CacheKind, inputs: Inputs) -> CacheLayer:
+    grid = checkpoint_grid(mixer, model.architecture, inputs.gdn_backend, inputs.rules)
+    exports = grid is not None and (inputs.checkpoints or mixer.kind != "gated_delta_net")
+    data = state_bytes(mixer, inputs.dtypes, inputs.rules, inputs.draft_tokens)
+    padded = inputs.state_padding if inputs.state_padding > data else 0
+    shape = tuple((s.name, s.channels, s.columns) for s in mixer.states())
+    return CacheLayer(
+        "mamba", inputs.state_block, state_bytes=data, padded_bytes=padded, shape=shape,
+        draft_blocks=inputs.draft_tokens, checkpoint_blocks=int(exports),
+    )  # fmt: skip
+
+
+def _compressed(model: ModelSpec, mixer: CacheKind, inputs: Inputs) -> list[CacheLayer]:
+    """DeepSeek-V4: a window, compressed entries, and the fp32 states of the compressors.
+
+    Sources: vLLM 0.33.0 ``vllm/models/deepseek_v4/attention.py`` and ``compressor.py``,
+    ``vllm/v1/attention/backends/mla/sparse_swa.py``.
+    """
+    if model.architecture not in V4_ARCHITECTURES or not inputs.rules.has("packed_groups"):
+        raise UnsupportedError(
+            f"the packed caches of {model.architecture} under vLLM {inputs.rules.name} are not modelled",
+            where="--engine vllm",
+            hint="type --engine generic, or vllm@0.33.0 for DeepSeek-V4",
+        )
+    rows = {s.name: (s, size) for s, size, _ in stream_rows(mixer, inputs.formats)}
+    window, row = rows["window"]
+    found = [
+        CacheLayer("sliding_mla", V4_WINDOW_BLOCK, row, window=window.window, shape=("window",), alignment=_V4_ALIGN)
+    ]
+    if "compressed" not in rows:
+        return found
+    entry, entry_row = rows["compressed"]
+    ratio = entry.ratio
+    if "index" in rows:
+        key, key_row = rows["index"]
+        found.append(CacheLayer("mla", V4_BLOCK, key_row, ratio=ratio, shape=("index",), alignment=_V4_ALIGN))
+        found.append(_compressor(key.head_dim, ratio))
+    found.append(CacheLayer("mla", V4_BLOCK, entry_row, ratio=ratio, shape=("compressed",), alignment=_V4_ALIGN))
+    found.append(_compressor(entry.head_dim, ratio))
+    return found
+
+
+def _compressor(head_dim: int, ratio: int) -> CacheLayer:
+    """The running state of a compressor: an entry and its gate in fp32 per token, doubled where windows overlap."""
+    overlap = 2 if ratio == 4 else 1
+    block = 4 if ratio == 4 else 8
+    row = 4 * 2 * overlap * head_dim
+    return CacheLayer("sliding_mla", block, row, window=overlap * ratio, shape=("compressor", head_dim), alignment=_V4_ALIGN)
+
+
+def v4_format(model: ModelSpec) -> Format | None:
+    """Storage of one entry of DeepSeek-V4: fp8, the rotary part in bf16, 8 bytes of scales; None: not such a model."""
+    for name in model.layer_counts:
+        for mixer in model.blocks[name].mixers:
+            if mixer.kind == "compressed":
+                dim = mixer.streams()[0].head_dim
+                size = (dim - _V4_ROPE) + 2 * _V4_ROPE + 8
+                return Format(
+                    name="fp8_ds_mla", block_elements=dim, block_bytes=size, use="cache",
+                    source="vLLM 0.33.0 vllm/models/deepseek_v4/attention.py",
+                )  # fmt: skip
+    return None
