@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
+
+if TYPE_CHECKING:
+    from kvplan.render.grid import Document
 
 app = typer.Typer(**SETTINGS)
 
@@ -27,9 +30,14 @@ def explain(
 ) -> int:
     """Where each byte per token comes from: the formula, symbol by symbol, with this model's numbers."""
     from kvplan.planning.explain import explain as take_apart
-    from kvplan.render.explanation import explain_report
     from kvplan.sources import find_model
 
     plain = take_apart(find_model(model), flags.read(ctx)).to_dict()
-    output.of(ctx).emit(explain_report(plain), plain)
+    output.of(ctx).emit(lambda: _report(plain), plain)
     return 0
+
+
+def _report(plain: dict[str, Any]) -> Document:
+    from kvplan.render.explanation import explain_report
+
+    return explain_report(plain)

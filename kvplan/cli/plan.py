@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
+
+if TYPE_CHECKING:
+    from kvplan.render.grid import Document
 
 app = typer.Typer(**SETTINGS)
 
@@ -20,7 +23,6 @@ def plan(
 ) -> int:
     """Does this deployment fit, and how many tokens and requests does it hold: the capacity report."""
     from kvplan.api import plan as make_plan
-    from kvplan.render.report import plan_report, summary_line
     from kvplan.sources import find_gpu, find_model, override_gpu
 
     given = flags.read(ctx)
@@ -32,9 +34,17 @@ def plan(
     result = make_plan(find_model(model), gpu=gpu, engine=engine, **given)
     plain = result.to_dict()
     out = output.of(ctx)
-    out.emit(plan_report(plain), plain, warnings=result.warnings)
+    out.emit(lambda: _report(plain), plain, warnings=result.warnings)
     if result.verdict.fits is not False:
         return 0
     if out.format == "json" or out.file is not None:
+        from kvplan.render.report import summary_line
+
         out.note(summary_line(plain))
     return 1
+
+
+def _report(plain: dict[str, Any]) -> Document:
+    from kvplan.render.report import plan_report
+
+    return plan_report(plain)

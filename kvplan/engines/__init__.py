@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kvplan.errors import InputError, UnknownNameError
+from kvplan.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine
@@ -18,6 +18,9 @@ ENGINES: dict[str, tuple[str, str]] = {
     "transformers": ("transformers.engine", "Transformers"),
     "mlx": ("mlx.engine", "Mlx"),
     "exllamav3": ("exllamav3.engine", "ExLlamaV3"),
+    "llama.cpp": ("llama_cpp.engine", "LlamaCpp"),
+    "llamacpp": ("llama_cpp.engine", "LlamaCpp"),
+    "ollama": ("ollama", "Ollama"),
 }
 """name -> (module in this package, class)."""
 
@@ -27,9 +30,11 @@ DEFAULT_ENGINE = "vllm"
 def get_engine(name: str = DEFAULT_ENGINE) -> Engine:
     """The engine called `name`, or ``name@version``.
 
+    A version that an engine with several does not know gets the nearest one and a warning.
+
     Raises:
         UnknownNameError: no such engine.
-        InputError: a version this engine's rules are not known for.
+        InputError: not a version, or one this engine's rules are not known for.
     """
     base, _, version = name.partition("@")
     try:
@@ -38,11 +43,5 @@ def get_engine(name: str = DEFAULT_ENGINE) -> Engine:
         raise UnknownNameError(
             "engine", base, list(ENGINES), where="--engine", more=f"known: {', '.join(ENGINES)}"
         ) from None
-    engine: Engine = getattr(import_module(f"kvplan.engines.{module}"), attribute)()
-    if version and version != engine.version:
-        raise InputError(
-            f"{base} {version} is not known",
-            where="--engine",
-            hint=f"{base}@{engine.version} is; leave the version out for it",
-        )
+    engine: Engine = getattr(import_module(f"kvplan.engines.{module}"), attribute)(version or None)
     return engine

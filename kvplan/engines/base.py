@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from kvplan.cache.bytes import KvFormats
+from kvplan.errors import InputError
 from kvplan.spec.gpu import GpuSpec
 from kvplan.spec.model import ModelSpec
 
@@ -99,6 +100,23 @@ class Stage(NamedTuple):
     first: bool
     last: bool
     weights_bytes: int
+    whole: ModelSpec | None = None
+    """All layers as such a rank would hold them: some engines lay out the cache for the whole model first.
+    None: `spec` is the whole model."""
+    first_layer: int = 0
+    """Index of the stage's first layer in the model."""
+
+
+class Speculation(NamedTuple):
+    """Speculative decoding, as far as it changes the cache."""
+
+    method: str
+    tokens: int | None
+    """Draft tokens per step; None: as many as there are draft layers."""
+    model: Any
+    """The draft's model: a name, a path or a `ModelSpec`; None: the model's own draft layers, or none."""
+    caches: bool
+    """Whether the draft has layers that cache."""
 
 
 class Pool(NamedTuple):
@@ -116,6 +134,10 @@ class Pool(NamedTuple):
     """Whether one request of max_model_len holds as the engine checks it at start."""
     used_bytes: tuple[int, ...]
     """Per stage: bytes the pool allocates out of what it was given."""
+    max_num_seqs_allowed: int | None = None
+    """The most running sequences that the engine starts with; None: the pool sets no such limit."""
+    refusal: str = ""
+    """Why it does not start, where that is not the size of one request."""
 
 
 class CachePool(NamedTuple):
@@ -153,8 +175,23 @@ class Engine:
     """Names of the engine's own settings, beyond layout and workload."""
     highest_utilization: float = 1.0
     """The largest share of the device that advice will propose."""
+    warnings: tuple[str, ...] = ()
+    """What to tell whoever chose this version."""
     smaller_kv_formats: tuple[str, ...] = ()
     """KV formats that advice tries where the cache does not fit, mildest first."""
+
+    def __init__(self, version: str | None = None) -> None:
+        """The engine at a version; engines that know one version refuse others.
+
+        Raises:
+            InputError: a version whose rules are not known.
+        """
+        if version and version != self.version:
+            raise InputError(
+                f"{self.name} {version} is not known",
+                where="--engine",
+                hint=f"{self.name}@{self.version} is; leave the version out for it",
+            )
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         """Values of settings that the user left open: name -> (value, where the default comes from)."""
@@ -167,6 +204,18 @@ class Engine:
             UnsupportedError: the engine would not start, whatever the memory.
         """
         return []
+
+    def speculation(self, settings: Settings) -> Speculation | None:
+        """Speculative decoding of a deployment; None: off, or nothing that this engine has."""
+        return None
+
+    def own_draft_layers(self, model: ModelSpec) -> tuple[str, ...]:
+        """Block names of the model's own draft layers.
+
+        Raises:
+            UnsupportedError: it has none.
+        """
+        return model.draft_layers
 
     def split_layers(self, num_layers: int, stages: int) -> list[int]:
         """Layers per pipeline stage."""

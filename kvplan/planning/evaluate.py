@@ -56,6 +56,9 @@ def build_stages(
 ) -> tuple[tuple[Stage, ...], tuple[tuple[RoleWeights, ...], ...]]:
     """The most loaded rank of every pipeline stage, with its weights.
 
+    Args:
+        model: the model as it is served: its draft layers are those that run (`kvplan.planning.drafts`).
+
     Raises:
         UnsupportedError: the model cannot be divided so.
     """
@@ -64,13 +67,16 @@ def build_stages(
     stages: list[Stage] = []
     roles: list[tuple[RoleWeights, ...]] = []
     start = 0
+    whole = shard_model(model, tp=tp, expert_ranks=expert_ranks) if pp > 1 else None
     for index, count in enumerate(engine.split_layers(model.num_layers, pp)):
         first, last = index == 0, index == pp - 1
         layers = model.layers[start : start + count] if pp > 1 else None
         rank = shard_model(model, tp=tp, layers=layers, drafts=last, expert_ranks=expert_ranks)
         rows = engine.vocab_rows(model.vocab_size, tp)
-        held = rank_weights(model, rank, weights, tp=tp, vocab_rows=rows, first=first, last=last, first_layer=start)
-        stages.append(Stage(index, rank, first, last, total_bytes(held)))
+        held = rank_weights(
+            model, rank, weights, tp=tp, vocab_rows=rows, first=first, last=last, first_layer=start, drafts=True
+        )
+        stages.append(Stage(index, rank, first, last, total_bytes(held), whole, start))
         roles.append(tuple(held))
         start += count
     return tuple(stages), tuple(roles)
@@ -156,6 +162,8 @@ def _judge(
                     "kv",
                     f"with the cache asked for, {gib(asked)} per GPU{where} are needed of {gib(fall.total_bytes)}",
                 )
+    if pool is not None and pool.refusal:
+        return False, "kv", pool.refusal
     if pool is None or not pool.starts:
         need = max(engine.start_bytes(s, settings) for s in stages)
         return (

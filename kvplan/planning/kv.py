@@ -56,6 +56,7 @@ def kv_figures(
     """Everything about the cache that needs no GPU.
 
     Args:
+        model: the model as it is served: its draft layers are those that run.
         weights_bytes: bytes of the whole model's weights, unsharded.
     """
     formats, length, dcp = (
@@ -63,7 +64,7 @@ def kv_figures(
         settings.max_model_len,
         settings.decode_context_parallel_size,
     )
-    per_gpu = max(bytes_per_token(s.spec, engine.kv_formats(s.spec, settings), dcp=dcp) for s in stages)
+    per_gpu = max(bytes_per_token(s.spec, engine.kv_formats(s.spec, settings), dcp=dcp, drafts=True) for s in stages)
     reserved = max(engine.request_bytes(s, settings, length) for s in stages)
     shared = None
     if settings.shared_prefix_tokens:
@@ -71,11 +72,11 @@ def kv_figures(
         saved = (settings.concurrency_per_replica - 1) * prefix_bytes(model, tokens, formats)
         shared = SharedPrefix(tokens, saved * settings.data_parallel_size)
     return KvFigures(
-        bytes_per_token=bytes_per_token(model, formats),
+        bytes_per_token=bytes_per_token(model, formats, drafts=True),
         bytes_per_token_per_gpu=per_gpu,
-        marginal_bytes_per_token_at_max_len=bytes_per_token(model, formats, at=length),
-        fixed_bytes_per_sequence=fixed_bytes(model, formats),
-        bytes_per_sequence=sequence_bytes(model, length, formats),
+        marginal_bytes_per_token_at_max_len=bytes_per_token(model, formats, at=length, drafts=True),
+        fixed_bytes_per_sequence=fixed_bytes(model, formats, drafts=True),
+        bytes_per_sequence=sequence_bytes(model, length, formats, drafts=True),
         bytes_per_sequence_per_gpu=reserved,
         exceeds_weights_at_tokens=exceeds_at(model, formats, weights_bytes),
         shared_prefix=shared,

@@ -9,6 +9,7 @@ from kvplan.engines import get_engine
 from kvplan.engines.base import Engine, Settings
 from kvplan.errors import InputError
 from kvplan.planning.advice import hints, smallest_thousandth
+from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import Outcome, Waterfall, evaluate
 from kvplan.planning.kv import kv_figures
 from kvplan.planning.plan import SCHEMA, AtLength, Capacity, KvFigures, ModelFigures, Plan, RankMemory, Verdict
@@ -30,6 +31,7 @@ def plan_deployment(model: ModelSpec, gpu: GpuSpec | None, engine: str, given: d
     """
     chosen = get_engine(engine)
     settings, warnings = resolve(model, gpu, chosen, given)
+    model = served_model(model, chosen, settings)
     if settings.max_model_len == FIT:
         settings = _fit_length(model, gpu, chosen, settings)
     warnings += chosen.check(model, settings, gpu)
@@ -130,7 +132,7 @@ def _capacity(engine: Engine, outcome: Outcome) -> Capacity:
     return Capacity(
         block_size=pool.block_size, num_blocks=pool.num_blocks, kv_tokens=pool.kv_tokens,
         engine_reported_tokens=pool.engine_reported_tokens, max_concurrency=pool.max_concurrency,
-        max_single_request_tokens=pool.max_single_request_tokens, at=at, max_num_seqs_allowed=None,
+        max_single_request_tokens=pool.max_single_request_tokens, at=at, max_num_seqs_allowed=pool.max_num_seqs_allowed,
         min_gpu_memory_utilization=smallest, total_kv_tokens=total, total_max_concurrency=pool.max_concurrency * dp,
     )  # fmt: skip
 

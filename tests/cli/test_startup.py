@@ -66,10 +66,11 @@ def test_a_verb_imports_itself_alone(spawn: Run, verb: str) -> None:
 
 
 def test_json_draws_nothing(spawn: Run) -> None:
-    for words in (("formats", "--json"), ("models", "list", "--json"), ("gpus", "show", "h100-sxm", "--json")):
+    plan = ("plan", "llama-3.1-8b", "--gpu", "h100-sxm", "--json")
+    for words in (plan, ("formats", "--json"), ("models", "list", "--json"), ("gpus", "show", "h100-sxm", "--json")):
         _, modules = loaded(spawn, *words)
         assert "kvplan.render.jsonout" in modules
-        assert modules.isdisjoint({"kvplan.render.text", "kvplan.render.table", "kvplan.render.markdown"})
+        assert modules.isdisjoint(f"kvplan.render.{name}" for name in ("grid", "text", "table", "markdown", "report"))
 
 
 def test_the_package_itself_loads_nothing(spawn: Run) -> None:

@@ -74,15 +74,15 @@ def geometry(settings: Settings, *, tokens: int | None = None) -> Geometry:
         tokens: the shape of a context with one slot of so many tokens instead.
     """
     extra = settings.extra
-    slots = extra["parallel"] if tokens is None else 1
+    slots = extra["slots"] if tokens is None else 1
     n_ctx_seq = pad(max(1, settings.max_model_len if tokens is None else tokens))
-    unified = bool(extra["kv_unified"])
+    unified = bool(extra["unified"])
     total = n_ctx_seq * (1 if unified else slots)
-    batch = min(total, extra["batch_size"])
-    ubatch = min(batch, extra["ubatch_size"])
-    outputs = min(ubatch, extra["n_outputs_max"] or batch)
-    flash = flash_mode(extra["flash_attn"]) != "off"
-    return Geometry(slots, unified, n_ctx_seq, batch, ubatch, bool(extra["swa_full"]), flash, extra["n_rs_seq"], outputs)
+    batch = min(total, int(extra["batch_size"]))
+    ubatch = min(batch, int(extra["ubatch_size"]))
+    outputs = min(ubatch, int(extra["n_outputs_max"]) or batch)
+    flash, swa_full = flash_mode(extra["flash_attn"]) != "off", bool(extra["swa_full"])
+    return Geometry(slots, unified, n_ctx_seq, batch, ubatch, swa_full, flash, int(extra["n_rs_seq"]), outputs)
 
 
 def slot_tokens(n_ctx: int, slots: int, unified: bool) -> int:

@@ -73,7 +73,7 @@ class Mlx(SequenceEngine):
         if bits is not None:
             warnings += self._check_quantised(model, settings)
         rows = cache_rows(model)
-        if not self._windows(model) and any(r.window for r in rows):
+        if not self._windows(model) and any(r.window and r.kind == "sliding" for r in rows):
             warnings.append(f"mlx-lm keeps every token of {model.id}: its class gives windowed layers a plain cache")
         if key in REBUILT and any(r.kind == "mla" for r in rows):
             warnings.append(f"mlx-lm caches K and V of {model.id} rebuilt from the latent row")
@@ -209,7 +209,7 @@ class Mlx(SequenceEngine):
             last += many * self._stored(slots.last * width, part, settings, size, converted)
             converted = self._converted(settings, prompt)
             first += many * self._stored(slots.after_prompt * width, part, settings, size, converted)
-            chunk += many * self._stored(slots.full_chunks * width, part, settings, size, converted)
+            chunk += many * self._stored(slots.before_last * width, part, settings, size, converted)
             growing = max(growing, batch * slots.grown_from * max(part.k, part.v) * size)
         peak = max(last, first, chunk) + growing
         if self._converted(settings, tokens):

@@ -22,15 +22,10 @@ class Slots(NamedTuple):
     """Slots at the end."""
     after_prompt: int
     """Slots once the prompt is in."""
-    full_chunks: int
-    """Slots after the last whole chunk of the prompt; 0 where the prompt is one chunk."""
+    before_last: int
+    """Slots before the last chunk of the prompt; 0 where the prompt is one chunk."""
     grown_from: int
     """Slots of the old tensor at the largest growth by concatenation; 0: it never grew."""
-
-
-def chunks(prompt: int, step: int) -> tuple[int, int]:
-    """(whole chunks, tokens of the last, shorter one)."""
-    return divmod(prompt, step)
 
 
 def up(tokens: int) -> int:
@@ -40,15 +35,13 @@ def up(tokens: int) -> int:
 
 def plain(prompt: int, tokens: int, step: int) -> Slots:
     """``KVCache``: what is beyond the tokens so far is cut off before a growth, unless they fill whole steps."""
-    whole, rest = chunks(prompt, step)
+    whole, rest = divmod(prompt, step)
     used = slots = before = grown = 0
     if whole > MOST_PUSHES:
         period = lcm(step, STEP) // step
-        whole_then = whole // period * period
-        used = slots = whole_then * step
-        whole -= whole_then
+        used = slots = whole // period * period * step
+        whole %= period
     for size in (*[step] * whole, rest):
-        before = slots if size != rest or not rest else before
         if size == 0:
             continue
         before = slots
@@ -66,7 +59,7 @@ def plain(prompt: int, tokens: int, step: int) -> Slots:
 def rotating(prompt: int, tokens: int, step: int, window: int) -> Slots:
     """``RotatingKVCache``: several tokens at once keep ``window - 1`` besides themselves; one at a time fills
     the window step by step and cuts what is above it."""
-    whole, rest = chunks(prompt, step)
+    whole, rest = divmod(prompt, step)
     held = before = offset = 0
     for size in (*[step] * min(whole, 2 + window // step), rest):
         if size == 0:
@@ -92,7 +85,7 @@ def _one_by_one(held: int, offset: int, count: int, window: int) -> int:
 
 def chunked(prompt: int, tokens: int, step: int, chunk: int) -> Slots:
     """``ChunkedKVCache`` (Llama 4): cut to one chunk before each push, then grown as the plain cache is."""
-    whole, rest = chunks(prompt, step)
+    whole, rest = divmod(prompt, step)
     used = slots = before = grown = 0
 
     def push(size: int) -> None:

@@ -1,122 +1,62 @@
-"""vLLM 0.33.0: current defaults, 16-token blocks, one cache group."""
+"""vLLM: paged blocks out of a share of the device, by version."""
 
 from __future__ import annotations
 
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from kvplan.cache.bytes import KvFormats
-from kvplan.engines.base import Engine, Pool, Settings, Stage, Term
-from kvplan.engines.generic import balanced_split, plain_formats
-from kvplan.engines.vllm import budget, pages
-from kvplan.errors import UnsupportedError
-from kvplan.units import GIB
+from kvplan.engines.base import Engine, Pool, Settings, Speculation, Stage, Term
+from kvplan.engines.generic import balanced_split
+from kvplan.engines.vllm import budget, choices, layout, speculation
+from kvplan.engines.vllm.layout import Layout
+from kvplan.engines.vllm.requests import group_blocks
+from kvplan.engines.vllm.specs import WHOLE
+from kvplan.engines.vllm.versions import LATEST, Rules, nearest
 
 if TYPE_CHECKING:
+    from kvplan.cache.bytes import KvFormats
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-CHECK_MARGIN_BLOCKS = 1
-"""One null block is set aside in the check at start and never handed out (vLLM 0.29.0 and later)."""
+NULL_BLOCKS = 1
+"""Block 0 is never handed out (``vllm/v1/core/block_pool.py``)."""
 
 
 class Vllm(Engine):
     """vLLM with its V1 engine. The utilisation is a share of the whole device, weights included."""
 
     name = "vllm"
-    version = "0.33.0"
+    version = LATEST
     summary = "paged blocks of 16 tokens; a share of the whole device, profiled at start"
     highest_utilization = 0.95
     smaller_kv_formats = ("fp8",)
     settings = frozenset(
         {
             "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size", "num_gpu_blocks_override",
-            "enforce_eager", "enable_prefix_caching", "mamba_ssm_cache_dtype", "allow_long_max_model_len",
+            "enforce_eager", "enable_prefix_caching", "force_prefix_caching", "mamba_ssm_cache_dtype", "mamba_cache_dtype",
+            "mamba_cache_mode", "mamba_block_size", "allow_long_max_model_len", "disable_hybrid_kv_cache_manager",
+            "speculative_config", "attention_backend", "gdn_prefill_backend",
         }
     )  # fmt: skip
 
+    def __init__(self, version: str | None = None) -> None:
+        if version:
+            self.version, warning = nearest(version)
+            self.warnings = (warning,) if warning else ()
+        self.rules = Rules(self.version)
+        self._laid_out: tuple[ModelSpec, Settings, Layout] | None = None
+
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
-        found: dict[str, tuple[Any, str]] = {
-            "gpu_memory_utilization": (0.92, "vLLM 0.33.0 vllm/config/cache.py"),
-            "block_size": self._block_size(model, gpu, given),
-            "enable_prefix_caching": (True, "vLLM 0.33.0 vllm/config/cache.py"),
-        }
-        if gpu is not None:
-            source = "vLLM 0.33.0 vllm/engine/arg_utils.py, API server on this size of device"
-            batched, seqs = self._batch_limits(gpu)
-            seqs = given.get("max_num_seqs") or seqs
-            length = given.get("max_model_len") or model.max_position_embeddings or 0
-            if length > 0:
-                batched = min(batched, seqs * length)
-            batched = given.get("max_num_batched_tokens") or batched
-            found["max_num_batched_tokens"] = (batched, source)
-            found["max_num_seqs"] = (min(seqs, batched), source)
-        return found
-
-    @staticmethod
-    def _batch_limits(gpu: GpuSpec) -> tuple[int, int]:
-        """(max_num_batched_tokens, max_num_seqs) of the API server by device memory."""
-        total = gpu.device_bytes
-        if total >= 160 * GIB:
-            return 16384, 1024
-        if total >= 70 * GIB and "A100" not in gpu.name and not gpu.unified_memory:
-            return 8192, 1024
-        return 2048, 256
-
-    @staticmethod
-    def _block_size(model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> tuple[int, str]:
-        """The smallest block that every attention backend of the model accepts.
-
-        Source: vLLM 0.33.0 ``vllm/platforms/cuda.py`` (order of backends) and ``vllm/v1/attention/backends/``.
-        """
-        mixers = [m for name in model.layer_counts for m in model.blocks[name].mixers]
-        if not any(m.kind == "mla" for m in mixers):
-            return 16, "vLLM 0.33.0: every attention backend takes 16"
-        capability = (gpu.compute_capability or "") if gpu else "9.0"
-        if any(s.name == "index" for m in mixers for s in m.streams()):
-            return 64, "vLLM 0.33.0: sparse MLA takes 64"
-        if capability.startswith("10."):
-            return 32, "vLLM 0.33.0: FLASHINFER_MLA takes 32"
-        if capability.startswith("9.") and str(given.get("kv_cache_dtype", "auto")).startswith("fp8"):
-            return 64, "vLLM 0.33.0: FLASHMLA takes 64"
-        return 16, "vLLM 0.33.0: FLASH_ATTN_MLA and TRITON_MLA take 16"
+        return choices.defaults(model, gpu, given, self.rules)
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
-        limit = model.max_position_embeddings
-        warnings = []
-        if limit and settings.max_model_len > limit:
-            if not settings.allow_long_max_model_len:
-                raise UnsupportedError(
-                    f"vLLM refuses {settings.max_model_len:,} tokens: the model's maximum is {limit:,}",
-                    where="--max-model-len",
-                    hint=f"type --max-model-len {limit}, set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1, or use --engine generic",
-                )
-            warnings.append(f"max_model_len {settings.max_model_len:,} is above the model's {limit:,} (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1)")
-        if settings.block_size % 16:
-            near = max(16, settings.block_size // 16 * 16)
-            raise UnsupportedError(f"vLLM takes blocks of a multiple of 16 tokens, not {settings.block_size}", where="--block-size", hint=f"type --block-size {near}")
-        kinds = pages.page_kinds(model)
-        if len(kinds) > 1 or (kinds and kinds[0].family not in ("full", "sliding")):
-            held = ", ".join(k.family for k in kinds)
-            raise UnsupportedError(
-                f"{model.id} has cache groups ({held}) whose vLLM paging is not modelled", where="--engine vllm", hint="type --engine generic"
-            )
-        self._check_context_parallel(model, settings)
-        return warnings
+        return [*self.warnings, *choices.check(model, settings, gpu, self.rules)]
 
-    @staticmethod
-    def _check_context_parallel(model: ModelSpec, settings: Settings) -> None:
-        """DCP splits tokens over the copies that tensor parallelism makes of a KV head."""
-        dcp, tp = settings.decode_context_parallel_size, settings.tensor_parallel_size
-        for name in model.layer_counts if dcp > 1 else ():
-            for mixer in model.blocks[name].mixers:
-                heads = getattr(mixer, "kv_heads", 1)
-                if tp // heads < dcp or tp <= heads:
-                    raise UnsupportedError(
-                        f"decode context parallelism of {dcp} needs {dcp} copies of each KV head; tensor parallel size {tp} over {heads} KV heads makes {max(1, tp // heads)}",
-                        where="--decode-context-parallel-size",
-                        hint=f"type -dcp {max(1, tp // heads)} or a larger -tp",
-                    )
+    def speculation(self, settings: Settings) -> Speculation | None:
+        return speculation.of(settings)
+
+    def own_draft_layers(self, model: ModelSpec) -> tuple[str, ...]:
+        return speculation.own_draft_layers(model)
 
     def split_layers(self, num_layers: int, stages: int) -> list[int]:
         return balanced_split(num_layers, stages)
@@ -126,7 +66,7 @@ class Vllm(Engine):
         return -(-(-(-vocab_size // 64) * 64) // tp)
 
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
-        return plain_formats(model, settings)
+        return choices.kv_formats(model, settings, self.rules)
 
     def budget_bytes(self, total_bytes: int, settings: Settings) -> int:
         return min(total_bytes, ceil(total_bytes * settings.gpu_memory_utilization))
@@ -139,21 +79,30 @@ class Vllm(Engine):
             budget.runtime_term(settings, gpu),
         ]
 
-    def _block_bytes(self, stage: Stage, settings: Settings) -> int:
-        return pages.bytes_per_block(stage.spec, self.kv_formats(stage.spec, settings), settings.block_size)
+    def layout(self, stage: Stage, settings: Settings) -> Layout:
+        """The cache of a deployment, laid out for the whole model.
 
-    @staticmethod
-    def _blocks(stages: tuple[Stage, ...], settings: Settings, tokens: int) -> int:
-        kinds = [k for stage in stages for k in pages.page_kinds(stage.spec)]
-        return max((pages.blocks_per_request(k, tokens, settings) for k in kinds), default=0)
+        Raises:
+            UnsupportedError: what no memory makes legal.
+        """
+        whole = stage.whole or stage.spec
+        last = self._laid_out
+        if last is None or last[0] is not whole or last[1] is not settings:
+            found = layout.build(whole, settings, self.rules, self.kv_formats(whole, settings))
+            self._laid_out = last = (whole, settings, found)
+        return last[2]
 
     def request_bytes(self, stage: Stage, settings: Settings, tokens: int) -> int:
-        return self._blocks((stage,), settings, tokens) * self._block_bytes(stage, settings)
+        laid = self.layout(stage, settings)
+        return laid.blocks(tokens) * laid.block_bytes(stage)
 
     def start_bytes(self, stage: Stage, settings: Settings) -> int:
-        """The longest request and the null block."""
-        blocks = self._blocks((stage,), settings, settings.max_model_len) + CHECK_MARGIN_BLOCKS
-        return blocks * self._block_bytes(stage, settings)
+        """The longest request, and the null block since 0.29.0."""
+        laid = self.layout(stage, settings)
+        return (laid.blocks(settings.max_model_len) + self._margin()) * laid.block_bytes(stage)
+
+    def _margin(self) -> int:
+        return NULL_BLOCKS if self.rules.has("null_block_in_check") else 0
 
     def _num_blocks(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> int:
         """Blocks that every rank can hold: the smallest stage decides for all."""
@@ -161,58 +110,86 @@ class Vllm(Engine):
             return settings.num_gpu_blocks_override
         counts = []
         for stage, have in zip(stages, kv_bytes, strict=True):
-            size = self._block_bytes(stage, settings)
+            size = self.layout(stage, settings).block_bytes(stage)
             if size:
                 counts.append(max(0, have) // size)
         return min(counts, default=0)
 
     def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
-        blocks, size = self._num_blocks(stages, settings, kv_bytes), settings.block_size
-        per_request = self._blocks(stages, settings, settings.max_model_len)
+        laid, blocks = self.layout(stages[0], settings), self._num_blocks(stages, settings, kv_bytes)
+        length = settings.max_model_len
+        per_request = laid.blocks(length)
         concurrency = blocks / per_request if per_request else float(settings.concurrency_per_replica)
-        kinds = pages.page_kinds(stages[0].spec)
-        physical = blocks * size * settings.decode_context_parallel_size if kinds and kinds[0].family == "full" else None
-        usable = blocks - CHECK_MARGIN_BLOCKS
+        usable = blocks - self._margin()
+        longest = laid.longest(usable) if usable > 0 else 0
+        refusal, allowed = self._state_limit(laid, settings, blocks)
         return Pool(
-            block_size=size,
+            block_size=laid.block_size,
             num_blocks=blocks,
-            kv_tokens=physical,
-            engine_reported_tokens=int(concurrency * settings.max_model_len),
+            kv_tokens=_held_tokens(laid, blocks),
+            engine_reported_tokens=self._printed_tokens(laid, blocks, concurrency, length),
             max_concurrency=concurrency,
-            max_single_request_tokens=self._longest(stages, settings, usable),
-            starts=per_request <= usable,
-            used_bytes=tuple(blocks * self._block_bytes(stage, settings) for stage in stages),
+            max_single_request_tokens=length if longest is None else longest,
+            starts=per_request <= usable and not refusal,
+            used_bytes=tuple(blocks * laid.block_bytes(stage) for stage in stages),
+            max_num_seqs_allowed=allowed,
+            refusal=refusal if per_request <= usable else "",
         )
 
-    def _longest(self, stages: tuple[Stage, ...], settings: Settings, usable: int) -> int:
-        """The most tokens of one request that `usable` blocks hold."""
-        low, high = 0, 2**40
-        if usable <= 0:
-            return 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._blocks(stages, settings, middle) <= usable:
-                low = middle
-            else:
-                high = middle
-        return low if high < 2**40 else settings.max_model_len
+    def _printed_tokens(self, laid: Layout, blocks: int, concurrency: float, length: int) -> int:
+        """The "GPU KV cache size" line.
+
+        Up to 0.20.0 the blocks dealt evenly over the groups, times the smallest block, times the ranks
+        that share tokens; since then the concurrency times the maximum length. Source:
+        ``_report_kv_cache_config`` and ``get_kv_cache_capacity``.
+        """
+        if self.rules.has("tokens_from_concurrency"):
+            return int(concurrency * length)
+        smallest = min((g.first.block_size for g in laid.groups), default=0)
+        return blocks // max(1, len(laid.groups)) * smallest * laid.limits.dcp
+
+    def _state_limit(self, laid: Layout, settings: Settings, blocks: int) -> tuple[str, int | None]:
+        """(why vLLM does not start, the largest max_num_seqs it takes): every sequence needs a state's block.
+
+        Source: vLLM 0.18.0 and later ``vllm/config/compilation.py``, ``resolve_cudagraph_mode_and_sizes``.
+        """
+        if not laid.has_states or settings.enforce_eager or not self.rules.has("state_blocks_cap_seqs"):
+            return "", None
+        seqs = settings.max_num_seqs
+        if seqs is None or seqs <= blocks:
+            return "", blocks
+        return (
+            f"max_num_seqs {seqs:,} is over the {blocks:,} blocks that hold states: vLLM captures graphs for all sequences"
+        ), blocks
 
     def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
-        per_request = self._blocks(stages, settings, tokens)
-        usable = self._num_blocks(stages, settings, kv_bytes) - CHECK_MARGIN_BLOCKS
+        per_request = self.layout(stages[0], settings).blocks(tokens)
+        usable = self._num_blocks(stages, settings, kv_bytes) - NULL_BLOCKS
         return max(0, usable) // per_request if per_request else settings.concurrency_per_replica
 
     def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
-        running = settings.concurrency_per_replica
-        per_request = self._blocks(stages, settings, settings.request_tokens)
-        span = settings.block_size * settings.decode_context_parallel_size
-        shared = self.shared_prefix_tokens(stages[0].spec, settings) // span
-        need = running * per_request - (running - 1) * shared
-        return need <= self._num_blocks(stages, settings, kv_bytes) - CHECK_MARGIN_BLOCKS
+        laid, running = self.layout(stages[0], settings), settings.concurrency_per_replica
+        need = running * laid.blocks(settings.request_tokens)
+        shared = self._shared_tokens(laid, settings)
+        for group in laid.groups if shared else ():
+            if group.first.family in WHOLE:
+                need -= (running - 1) * group_blocks(group, shared, laid.limits)
+        return need <= self._num_blocks(stages, settings, kv_bytes) - NULL_BLOCKS
 
     def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> int:
-        """Whole blocks only, and never the prompt's last token (its logits are needed)."""
-        if not settings.enable_prefix_caching or any(k.family != "full" for k in pages.page_kinds(model)):
+        """Whole blocks of every group, and never the prompt's last token (its logits are needed)."""
+        laid = layout.build(model, settings, self.rules, self.kv_formats(model, settings))
+        return self._shared_tokens(laid, settings)
+
+    def _shared_tokens(self, laid: Layout, settings: Settings) -> int:
+        if not settings.enable_prefix_caching or not settings.shared_prefix_tokens:
             return 0
-        span = settings.block_size * settings.decode_context_parallel_size
-        return min(settings.shared_prefix_tokens, settings.prompt_tokens - 1) // span * span
+        span = laid.prefix_span()
+        return min(settings.shared_prefix_tokens, settings.prompt_tokens - 1) // span * span if span else 0
+
+
+def _held_tokens(laid: Layout, blocks: int) -> int | None:
+    """Tokens of one sequence that the pool holds, where one group holds every token."""
+    if len(laid.groups) != 1 or laid.groups[0].first.family not in WHOLE:
+        return None
+    return blocks * laid.groups[0].first.block_size * laid.limits.dcp

@@ -10,6 +10,7 @@ from kvplan.engines.vllm.backends import DEFAULT_BLOCK, INDEXER, Backend, forced
 from kvplan.engines.vllm.groups import Group, block_bytes, make_groups
 from kvplan.engines.vllm.layers import V4_BLOCK, Inputs, has_states, model_caches
 from kvplan.engines.vllm.requests import Limits, longest_request, request_blocks
+from kvplan.engines.vllm.specs import WHOLE, CacheLayer
 from kvplan.engines.vllm.states import checkpoint_grid, state_bytes, state_dtypes
 from kvplan.engines.vllm.versions import Rules
 from kvplan.errors import UnsupportedError
@@ -35,7 +36,7 @@ class Layout(NamedTuple):
 
     block_size: int
     """Tokens of the primary attention block."""
-    caches: list[tuple[int, object]]
+    caches: list[tuple[int, CacheLayer]]
     """(layer, cache), in model order, draft layers last."""
     groups: list[Group]
     limits: Limits
@@ -48,6 +49,19 @@ class Layout(NamedTuple):
     def longest(self, blocks: int) -> int | None:
         """The most tokens of one request in so many blocks; None: any number."""
         return longest_request(self.groups, blocks, self.limits)
+
+    def prefix_span(self) -> int:
+        """Tokens of which cached prefixes are multiples; 0: prefixes are not shared.
+
+        The least common multiple of the groups' blocks (vLLM 0.33.0 ``kv_cache_coordinator.py``). States
+        are kept at block ends in align mode; cross attention shares nothing.
+        """
+        if not self.groups or any(g.first.family == "cross" for g in self.groups):
+            return 0
+        if self.has_states and self.limits.mamba_mode == "none":
+            return 0
+        spans = (g.first.block_size * (self.limits.dcp if g.first.family in WHOLE else 1) for g in self.groups)
+        return lcm(*spans)
 
     def block_bytes(self, stage: Stage) -> int:
         """Bytes of one block on a rank of `stage`."""
@@ -105,7 +119,7 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
         mode, speculation.retained_tokens(spoken, drafts) if rules.has("window_keeps_drafts") else 0,
         rules.has("mamba_cache_modes"),
     )  # fmt: skip
-    return Layout(inputs.block_size, list(caches), groups, limits, bool(grids))
+    return Layout(inputs.block_size, caches, groups, limits, bool(grids))
 
 
 def mixers_of(model: ModelSpec) -> list[CacheKind]:

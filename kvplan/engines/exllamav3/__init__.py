@@ -1,0 +1,1 @@
+"""ExLlamaV3: a paged pool of a fixed number of tokens."""

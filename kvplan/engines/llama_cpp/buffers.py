@@ -1,0 +1,101 @@
+"""Compute buffers: what the largest graph needs besides weights and caches. Modelled, with bounds.
+
+::
+
+    mask    = ubatch x cells x (2 with flash attention, else 4) bytes, for each kind of cache
+    flash:    work x ubatch + mask
+    no flash: 4 x query heads x cells x ubatch + mask + 22 x hidden x ubatch, not below the other
+    outputs:  4 x outputs x (vocabulary + 2 x hidden), where that is more
+
+`work` is the widest moment of a layer in bytes a token, from its shape. Structure: graphs of
+libllama 0.5.0 (``src/llama-graph.cpp``, ``src/models/*.cpp``); the factors 16, 8, 4 and 22 were read
+off its own printed reservations (CPU backend) of plain, grouped, MoE and latent models.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvplan.engines.base import Term
+from kvplan.engines.llama_cpp.geometry import Geometry, pad
+from kvplan.units import MIB
+
+if TYPE_CHECKING:
+    from kvplan.engines.llama_cpp.architectures import Facts
+    from kvplan.spec.kind import CacheKind, LayerPart
+    from kvplan.spec.model import ModelSpec
+
+SOURCE = "llama.cpp graph reservation, modelled from the shape (libllama 0.5.0)"
+LOW, HIGH = 0.8, 1.35
+"""Bounds of the modelled figure."""
+CONTEXT_BYTES, CONTEXT_LOW, CONTEXT_HIGH = 320 * MIB, 150 * MIB, 700 * MIB
+"""CUDA context, kernels and cuBLAS workspace of one process on one GPU."""
+
+
+def work_bytes(model: ModelSpec) -> int:
+    """The widest moment of any layer, in bytes per token of the micro-batch."""
+    hidden = model.hidden_size
+    widest = 0
+    for name in model.layer_counts:
+        block = model.blocks[name]
+        ffn = sum(_ffn_bytes(part, hidden) for part in block.ffns)
+        widest = max(widest, ffn, *(_mixer_bytes(m, hidden) for m in block.mixers), 0)
+    return widest
+
+
+def _ffn_bytes(part: LayerPart, hidden: int) -> int:
+    kind: Any = part
+    if kind.kind == "dense":
+        return int(16 * kind.intermediate_size + 4 * hidden)
+    return int(8 * kind.experts_per_token * (hidden + kind.intermediate_size))
+
+
+def _mixer_bytes(mixer: CacheKind, hidden: int) -> int:
+    """float32 intermediates of a mixer: projections in and out, and what is kept between them."""
+    kind: Any = mixer
+    if mixer.kind == "mla":
+        return int(4 * kind.query_heads * (2 * kind.row_dim + kind.kv_lora_rank))
+    if mixer.kind == "compressed":
+        return int(4 * kind.query_heads * 3 * kind.head_dim)
+    if hasattr(mixer, "query_heads"):
+        return int(4 * (2 * kind.query_heads + kind.kv_heads) * (kind.head_dim + kind.dim_v) + 4 * hidden)
+    states = mixer.states()
+    return 16 * sum(s.channels for s in states) + 4 * hidden if states else 0
+
+
+def compute_bytes(model: ModelSpec, facts: Facts, shape: Geometry) -> int:
+    """The compute buffer of one device."""
+    windows = _windows(model, facts)
+    cells = [shape.cells(w) if r == 1 else pad(-(-shape.n_ctx_seq // r)) for w, r in windows]
+    heads = max((getattr(m, "query_heads", 0) for _, m in model.mixers()), default=0)
+    mask = shape.ubatch * sum(cells) * (2 if shape.flash else 4)
+    total = work_bytes(model) * shape.ubatch + mask
+    if not shape.flash and cells:
+        total = max(total, 4 * heads * max(cells) * shape.ubatch + mask + 22 * model.hidden_size * shape.ubatch)
+    return max(total, 4 * shape.outputs * (model.vocab_size + 2 * model.hidden_size))
+
+
+def _windows(model: ModelSpec, facts: Facts) -> list[tuple[int | None, int]]:
+    """(window, ratio) of every kind of cache that has a mask of its own."""
+    from kvplan.engines.llama_cpp.caches import rows
+
+    found = {(r.window, r.ratio) for _, mixer in model.mixers() for r in rows(model, facts, mixer)}
+    return sorted(found, key=str)
+
+
+def output_bytes(model: ModelSpec, shape: Geometry) -> int:
+    """Logits of one row per slot, float32, in host memory."""
+    return 4 * model.vocab_size * shape.slots
+
+
+def compute_term(model: ModelSpec, facts: Facts, shape: Geometry, devices: int) -> Term:
+    """The compute buffer of one GPU; several GPUs keep up to four copies of the graph's inputs."""
+    size = compute_bytes(model, facts, shape)
+    copies = 0 if devices == 1 else 3 * shape.ubatch * (2 if shape.flash else 4) * shape.n_ctx_seq
+    return Term("compute buffer", "activation", size, int(size * LOW), int(size * HIGH) + copies, "modelled", SOURCE)
+
+
+def context_term() -> Term:
+    """What the driver and the kernels take before anything is loaded."""
+    source = "llama.cpp on CUDA: what a start of 0.3 GiB beside its own buffers showed"
+    return Term("driver context", "runtime", CONTEXT_BYTES, CONTEXT_LOW, CONTEXT_HIGH, "modelled", source)

@@ -1,0 +1,144 @@
+"""Which release of vLLM profiles its memory how: sampler, runner, what is charged, what is kept.
+
+Read in the wheels 0.8.5 to 0.33.0: ``vllm/v1/worker/gpu_worker.py`` (``determine_available_memory``),
+``vllm/v1/worker/gpu_model_runner.py`` (V1 runner), ``vllm/v1/worker/gpu/`` (V2 runner),
+``vllm/v1/sample/``, ``vllm/utils/mem_utils.py``, ``vllm/config/vllm.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvplan.engines.vllm.versions import Version, parse
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Settings
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+SNAPSHOT_FIRST: Version = (0, 9, 0)
+"""From here on the memory is compared with a snapshot taken after the CUDA context; before, all that is on the card counts."""
+SNAPSHOT_AFTER_NCCL: Version = (0, 11, 0)
+"""From here on the snapshot is taken after the communicators are made."""
+GRAPHS_CHARGED: Version = (0, 20, 0)
+"""``VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`` is on from here (the log text says 0.21.0)."""
+GRAPHS_CHARGED_V2: Version = (0, 29, 0)
+"""The V2 runner estimates its graphs from here; before, its ``profile_cudagraph_memory`` returns 0."""
+GRAPHS_CHARGED_ROCM: Version = (0, 26, 0)
+"""The estimate runs on AMD devices from here."""
+EXPERT_WORKSPACE_KEPT: Version = (0, 14, 0)
+"""The expert kernels share one grow-only workspace that outlives the profile."""
+CONSUMED_FROM_DEVICE: Version = (0, 27, 0)
+"""From here what is gone from the device counts, torch's fragments included; before, torch's own peak."""
+FRAGMENTS_RELEASED: Version = (0, 31, 0)
+"""From here the profile runs under a split limit, so that large freed blocks go back to the device."""
+COLD_COMPILE: Version = (0, 17, 0)
+"""From here a start without a compile cache peaks at a copy of the embedding. Seen in logs of 0.28 (L4,
+RTX 5090), 0.29 (the same start cold and warm) and 0.31 (A100); the allocation was not found in the source."""
+GRAPH_MODES: Version = (0, 11, 0)
+"""FULL graphs for decode besides the PIECEWISE ones."""
+FINE_GRAPH_SIZES: Version = (0, 11, 1)
+"""Up to 256 by 8 and above by 16 from here; before, by 8 throughout."""
+
+V2_BY_NAME: tuple[tuple[Version, frozenset[str]], ...] = (
+    ((0, 28, 0), frozenset({"DeepseekV2ForCausalLM", "DeepseekV4ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
+                            "InklingForConditionalGeneration", "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM",
+                            "Qwen2MoeForCausalLM"})),
+    ((0, 27, 0), frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
+                            "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM"})),
+    ((0, 26, 0), frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
+                            "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM"})),
+    ((0, 25, 0), frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})),
+    ((0, 24, 0), frozenset({"Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM",
+                            "LlamaForCausalLM", "MistralForCausalLM"})),
+)  # fmt: skip
+"""Architectures that run on the V2 runner by default: ``DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`` of
+``vllm/config/vllm.py``, newest first. From 0.25 every dense model without states does besides."""
+V2_FOR_DENSE: Version = (0, 25, 0)
+V2_FOR_ALL: Version = (0, 29, 0)
+V1_ON_ROCM = frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"})
+"""``ROCM_DEFAULT_MRV1_ARCHITECTURES``, 0.29.0 and later."""
+V1_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "custom_class"})
+"""Speculative methods that the V2 runner does not support."""
+
+
+class Sampler(NamedTuple):
+    """What the profile's sampler holds at its peak."""
+
+    path: str
+    bytes_per_element: float
+    """Per row and vocabulary element."""
+    least_bytes_per_element: float
+    """The same on the cheaper path where the version alone does not decide; else equal."""
+    kept_rows: int
+    """Rows of fp32 logits that stay allocated."""
+
+
+SORT, SORT_FEW_ROWS, FEW_ROWS = 38.0, 50.4, 128
+"""Logits in bf16 2, copy in fp32 4, sorted values 4, indices 8, scratch of the segmented sort 20 (32.4 under
+`FEW_ROWS` rows). Measured on an H200 for six versions and three vocabularies."""
+NO_SORT = 14.0
+"""Logits 2, copy 4, masked logits 4, probabilities or noise 4: FlashInfer and Triton alike. Measured."""
+
+
+def version_of(settings: Settings) -> Version:
+    """The engine version as numbers."""
+    return parse(settings.engine_version)
+
+
+def runner(model: ModelSpec, settings: Settings, gpu: GpuSpec, draft_method: str | None) -> int:
+    """1 or 2: which model runner profiles the memory.
+
+    Source: ``VllmConfig.use_v2_model_runner``. ``VLLM_USE_V2_MODEL_RUNNER`` is the setting ``model_runner``.
+    """
+    asked = settings.extra.get("model_runner")
+    if asked in (1, 2):
+        return int(asked)
+    version = version_of(settings)
+    if version < V2_BY_NAME[-1][0] or draft_method in V1_DRAFTS:
+        return 1
+    if version >= V2_FOR_ALL:
+        return 1 if gpu.vendor == "amd" and model.architecture in V1_ON_ROCM else 2
+    named = next(names for since, names in V2_BY_NAME if version >= since)
+    if model.architecture in named:
+        return 2
+    if version < V2_FOR_DENSE:
+        return 1
+    parts = [part for name in model.layer_counts for part in (*model.blocks[name].mixers, *model.blocks[name].ffns)]
+    plain = not any(getattr(part, "experts", 0) for part in parts) and not any(m.states() for _, m in model.mixers())
+    return 2 if plain else 1
+
+
+def sampler(settings: Settings, gpu: GpuSpec, which: int, rows: int) -> Sampler:
+    """The sampler's path in the profile of this version."""
+    version, multiprocessors = version_of(settings), gpu.sm_count or 128
+    tp = settings.tensor_parallel_size
+    if which == 2:
+        if version >= (0, 33, 0):
+            return Sampler("V2 runner, warm-up pass with top-k and top-p", NO_SORT, NO_SORT, 0)
+        if version >= (0, 26, 0):
+            gathered = 4.0 if tp > 1 else 2.0
+            return Sampler("V2 runner, logits only", gathered, gathered, 0)
+        return Sampler("V2 runner, fp32 copy", 6.0, 6.0, 0)
+    sort = SORT if rows >= FEW_ROWS else SORT_FEW_ROWS
+    if version <= (0, 11, 0):
+        known = settings.extra.get("flashinfer_sampler")
+        if known is True:
+            return Sampler("FlashInfer", NO_SORT, NO_SORT, 0)
+        return Sampler("sort", sort, sort if known is False else NO_SORT, 0)
+    if version < (0, 17, 0):
+        return Sampler("sort", sort, sort, 0)
+    if rows < 8:
+        return Sampler("sort of few rows", sort, NO_SORT if version >= (0, 21, 0) else sort, 0)
+    path = "FlashInfer, Triton warmed" if version >= (0, 21, 0) and gpu.vendor == "nvidia" else "Triton"
+    return Sampler(path, NO_SORT, NO_SORT, min(multiprocessors, rows))
+
+
+def graphs_charged(settings: Settings, gpu: GpuSpec, which: int) -> bool:
+    """Whether the estimate of graph memory is taken off the budget."""
+    version = version_of(settings)
+    if settings.enforce_eager or version < GRAPHS_CHARGED:
+        return False
+    if gpu.vendor != "nvidia" and version < GRAPHS_CHARGED_ROCM:
+        return False
+    return which == 1 or version >= GRAPHS_CHARGED_V2

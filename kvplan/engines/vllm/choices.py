@@ -1,0 +1,264 @@
+"""What vLLM decides by itself: defaults by version, device and model, cache formats, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvplan.cache.bytes import KvFormats
+from kvplan.engines.base import Settings
+from kvplan.engines.vllm import backends, layout
+from kvplan.engines.vllm.layers import has_states, v4_format
+from kvplan.engines.vllm.states import gdn_prefill_backend, recurrent_bytes, state_dtypes
+from kvplan.engines.vllm.versions import Rules, Version
+from kvplan.errors import InputError, UnsupportedError, nearest
+from kvplan.spec.formats import Format, get_format
+from kvplan.units import GIB
+
+if TYPE_CHECKING:
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+FORMATS: dict[str, Version] = {
+    "bf16": (0, 11, 0), "fp16": (0, 18, 0), "fp8_e4m3": (0, 11, 0), "fp8_e5m2": (0, 11, 0), "fp8_ds_mla": (0, 11, 0),
+    "nvfp4_ds_mla": (0, 31, 0), "nvfp4": (0, 20, 0), "turboquant_k8v4": (0, 20, 0), "turboquant_4bit_nc": (0, 20, 0),
+    "turboquant_k3v4_nc": (0, 20, 0), "turboquant_3bit_nc": (0, 20, 0), "int8_per_token_head": (0, 20, 0),
+    "fp8_per_token_head": (0, 20, 0), "int4_per_token_head": (0, 28, 0),
+}  # fmt: skip
+"""Cache formats that vLLM takes (kvplan's names) and the first release read that does
+(``vllm/config/cache.py``, ``CacheDType``); the model's own dtype always works."""
+FP8_ON_SM10 = ("GlmMoeDsaForCausalLM",)
+"""Architectures whose cache is fp8 on compute capability 10 unless a format is given
+(``vllm/model_executor/models/config.py``, ``GlmMoeDsaForCausalLM``)."""
+INDEX_FORMAT = "fp8_per_token_head"
+"""Index keys of sparse attention: 128 values in fp8 and one fp32 scale, whatever the cache's format
+(``vllm/model_executor/models/deepseek_v2.py``, ``DeepseekV32IndexerCache``)."""
+_HOPPER = "9.0"
+
+
+def capability_of(gpu: GpuSpec | None) -> str:
+    """Compute capability; Hopper's where no device, or only its memory, is given; 0.0 for other vendors."""
+    if gpu is None or (gpu.compute_capability is None and gpu.vendor == "custom"):
+        return _HOPPER
+    return gpu.compute_capability or "0.0"
+
+
+def defaults(model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any], rules: Rules) -> dict[str, tuple[Any, str]]:
+    """Values of settings that the user left open: name -> (value, where it comes from)."""
+    version, capability = f"vLLM {rules.name}", capability_of(gpu)
+    found: dict[str, tuple[Any, str]] = {
+        "gpu_memory_utilization": (0.92 if rules.has("utilization_0_92") else 0.9, f"{version} vllm/config/cache.py"),
+        "compute_capability": (capability, gpu.id if gpu else "no device given: Hopper's"),
+        "enable_prefix_caching": _prefix_caching(model, given, rules),
+    }
+    dtype = given.get("kv_cache_dtype", "auto")
+    if model.architecture in FP8_ON_SM10 and capability.startswith("10.") and rules.has("dsa_fp8_on_sm10"):
+        found["kv_cache_dtype"] = ("fp8", f"{version} vllm/model_executor/models/config.py: on compute capability 10")
+        dtype = given.get("kv_cache_dtype", "fp8")
+    extra = {"compute_capability": capability}
+    family = layout.attention_family(layout.mixers_of(model))
+    if family not in (None, "compressed"):
+        assert family is not None
+        name = given.get("attention_backend") or _backend(model, family, capability, str(dtype), given.get("block_size"), rules)
+        extra["attention_backend"] = str(name).upper()
+        found["attention_backend"] = (extra["attention_backend"], f"{version} vllm/platforms/cuda.py: first that fits")
+    gdn = {m.key_head_dim for m in layout.mixers_of(model) if m.kind == "gated_delta_net"}  # type: ignore[attr-defined]
+    if gdn:
+        found["gdn_prefill_backend"] = (gdn_prefill_backend(capability, gdn), f"{version} qwen_gdn_linear_attn.py")
+    trial = Settings(engine="vllm", engine_version=rules.name, kv_cache_dtype=str(dtype), extra=extra)
+    if "block_size" not in given:
+        size = layout.default_block(model, trial, rules, kv_formats(model, trial, rules))
+        why = f"{version} {extra.get('attention_backend', 'vllm/config/cache.py')}: the smallest it takes, 16 where it can"
+        found["block_size"] = (size, why)
+    if gpu is not None:
+        found |= _batch(model, gpu, given, rules)
+    return found
+
+
+def _prefix_caching(model: ModelSpec, given: dict[str, Any], rules: Rules) -> tuple[bool, str]:
+    source = f"vLLM {rules.name} vllm/engine/arg_utils.py"
+    if given.get("force_prefix_caching"):
+        return True, "--enable-prefix-caching"
+    mixers = layout.mixers_of(model)
+    if any(s.fixed_entries is not None for m in mixers for s in m.streams()):
+        return False, f"{source}: off with an encoder"
+    if has_states(model):
+        if not any(m.streams() for m in mixers):
+            return False, f"{source}: off without attention"
+        on = rules.has("hybrid_prefix_caching")
+        return on, f"{source}: {'on' if on else 'off'} for hybrids"
+    return True, source
+
+
+def _batch(model: ModelSpec, gpu: GpuSpec, given: dict[str, Any], rules: Rules) -> dict[str, tuple[Any, str]]:
+    """Batch limits of the API server by device memory.
+
+    Source: vLLM 0.33.0 ``vllm/engine/arg_utils.py``, ``get_batch_defaults``.
+    """
+    source = f"vLLM {rules.name} vllm/engine/arg_utils.py, API server on this size of device"
+    total = gpu.device_bytes
+    batched, seqs = 2048, 256
+    if total >= 160 * GIB and rules.has("largest_batch_tier"):
+        batched, seqs = 16384, 1024
+    elif total >= 70 * GIB and "A100" not in gpu.name.upper() and gpu.compute_capability != "12.1":
+        batched, seqs = 8192, 1024
+    running = given.get("max_num_seqs") or seqs
+    length = given.get("max_model_len") or 0
+    if length <= 0:
+        length = model.max_position_embeddings or 0
+    if length > 0:
+        batched = min(batched, running * length)
+    batched = given.get("max_num_batched_tokens") or batched
+    return {"max_num_batched_tokens": (batched, source), "max_num_seqs": (min(running, batched), source)}
+
+
+def _backend(model: ModelSpec, family: str, capability: str, dtype: str, block: int | None, rules: Rules) -> str:
+    fmt = _plain_format(model, dtype)
+    quantized, name = fmt.name not in ("bf16", "fp16", "fp32"), fmt.name
+    if family == "sparse" and not rules.has("v32_fp8_by_backend"):
+        if quantized or (dtype == "auto" and not rules.has("v32_auto_is_bf16")):
+            return "FLASHMLA_SPARSE"
+    if not rules.has("backend_chooses_block"):
+        block = None  # the platform forces the block, not the backend
+        if family == "mla" and capability.startswith("10.") and not rules.has("mamba_cache_modes"):
+            return "CUTLASS_MLA"
+    return backends.choose(family, capability, rules, quantized=quantized, cache_format=name, block_size=block)
+
+
+def _plain_format(model: ModelSpec, dtype: str) -> Format:
+    """The format that a flag's text, or the checkpoint, names."""
+    name = dtype
+    if name == "auto":
+        declared = model.checkpoint.kv_cache_format if model.checkpoint else None
+        name = declared or model.dtype
+    key, _, value = name.partition(",")
+    found = get_format(key, use="cache", where="--kv-cache-dtype")
+    if value and get_format(value, use="cache", where="--kv-cache-dtype").name != found.name:
+        raise UnsupportedError(
+            "vLLM stores K and V in one format", where="--kv-cache-dtype", hint=f"type --kv-cache-dtype {key}"
+        )
+    return found
+
+
+def kv_formats(model: ModelSpec, settings: Settings, rules: Rules) -> KvFormats:
+    """How each part of the cache is stored.
+
+    Raises:
+        UnsupportedError: a format that this version does not take.
+    """
+    dtype = settings.kv_cache_dtype
+    key = _plain_format(model, dtype)
+    _check_format(model, key, dtype, rules)
+    family = layout.attention_family(layout.mixers_of(model))
+    if family == "compressed":
+        own = v4_format(model)
+        if own is not None and (dtype == "auto" or key.name in ("fp8_e4m3", "fp8_ds_mla")):
+            key = own
+        elif own is not None:
+            raise UnsupportedError(
+                f"the pages of {model.architecture} in {key.name} are not modelled", where="--kv-cache-dtype",
+                hint="leave the flag out: vLLM stores them in fp8",
+            )  # fmt: skip
+    elif family == "sparse":
+        key = _sparse_format(key, dtype, settings, rules)
+    states = state_dtypes(
+        model, rules, conv=str(settings.extra.get("mamba_cache_dtype", "auto")), recurrent=settings.mamba_ssm_cache_dtype
+    )
+    kinds = [m.kind for m in layout.mixers_of(model) if any(s.name == "recurrent" for s in m.states())]
+    recurrent = recurrent_bytes(kinds[0], states, rules) if kinds else states.conv
+    return KvFormats(key, key, get_format(INDEX_FORMAT), states.conv, recurrent)
+
+
+def _sparse_format(key: Format, dtype: str, settings: Settings, rules: Rules) -> Format:
+    """Latent rows of sparse attention: some backends have a row layout of their own for 8 bits."""
+    name = str(settings.extra.get("attention_backend", "FLASHMLA_SPARSE"))
+    row = backends.get_backend(name).row
+    always = name == "FLASHINFER_MLA_SPARSE_SM120" or (dtype == "auto" and not rules.has("v32_auto_is_bf16"))
+    if row and (always or key.name in ("fp8_e4m3", "fp8_e5m2")):
+        return get_format(row)
+    return key
+
+
+def _check_format(model: ModelSpec, fmt: Format, dtype: str, rules: Rules) -> None:
+    since = FORMATS.get(fmt.name)
+    if fmt.name == get_format(model.dtype).name or (since is not None and rules.version >= since):
+        return
+    known = [name for name, first in FORMATS.items() if rules.version >= first]
+    near = nearest(fmt.name, known) or ["fp8_e4m3"]
+    why = f"since {'.'.join(map(str, since))}" if since else f"takes {', '.join(known)}"
+    raise UnsupportedError(
+        f"vLLM {rules.name} has no cache in {fmt.name} ({why})", where="--kv-cache-dtype",
+        hint=f"type --kv-cache-dtype {near[0]}",
+    )  # fmt: skip
+
+
+def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rules) -> list[str]:
+    """Refuse what no memory makes legal; returns warnings."""
+    warnings = _check_length(model, settings)
+    _check_block(model, settings, rules)
+    _check_context_parallel(model, settings)
+    mode = settings.extra.get("mamba_cache_mode")
+    if mode not in (None, "auto", "align", "all", "none"):
+        raise InputError(f"{mode!r} is no such mode", where="--mamba-cache-mode", hint="align or all")
+    if mode == "all" and rules.has("no_mode_all"):
+        raise UnsupportedError("vLLM removed this mode in 0.32.0", where="--mamba-cache-mode", hint="type --mamba-cache-mode align")
+    if gpu is not None and gpu.compute_capability is None and gpu.vendor != "custom":
+        warnings.append(f"vLLM's block sizes on {gpu.vendor} are not modelled; those of a plain backend are used")
+    return warnings
+
+
+def _check_length(model: ModelSpec, settings: Settings) -> list[str]:
+    limit = model.max_position_embeddings
+    if not limit or settings.max_model_len <= limit:
+        return []
+    if not settings.allow_long_max_model_len:
+        raise UnsupportedError(
+            f"vLLM refuses {settings.max_model_len:,} tokens: the model's maximum is {limit:,}",
+            where="--max-model-len",
+            hint=f"type --max-model-len {limit}, set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1, or use --engine generic",
+        )
+    return [
+        f"max_model_len {settings.max_model_len:,} is above the model's {limit:,} (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1)"
+    ]
+
+
+def _check_block(model: ModelSpec, settings: Settings, rules: Rules) -> None:
+    """Blocks must be multiples of what every backend takes."""
+    size = settings.block_size
+    for backend in layout.backends_of(model, settings, kv_formats(model, settings, rules)):
+        if not backend.takes(size):
+            step = min(backend.sizes)
+            near = max(step, size // step * step)
+            raise UnsupportedError(
+                f"vLLM takes blocks of a multiple of {step} tokens here, not {size}",
+                where="--block-size",
+                hint=f"type --block-size {near}",
+            )
+
+
+def _check_context_parallel(model: ModelSpec, settings: Settings) -> None:
+    """DCP splits tokens over the copies that tensor parallelism makes of a KV head; latent rows have tp copies.
+
+    Source: vLLM 0.33.0 ``vllm/config/model.py``, ``verify_with_parallel_config``.
+    """
+    dcp, tp = settings.decode_context_parallel_size, settings.tensor_parallel_size
+    if dcp == 1:
+        return
+    where = "--decode-context-parallel-size"
+    for mixer in layout.mixers_of(model):
+        streams = mixer.streams()
+        if not streams or streams[0].name in ("latent", "window"):
+            continue
+        if streams[0].window is not None:
+            raise UnsupportedError("vLLM does not share the tokens of windowed layers", where=where, hint=f"type {where} 1")
+        heads = streams[0].heads
+        copies = tp // heads if tp > heads else 1
+        if dcp > copies:
+            raise UnsupportedError(
+                f"decode context parallelism of {dcp} needs {dcp} copies of each KV head; tensor parallel size {tp} over "
+                f"{heads} KV heads makes {copies}",
+                where=where,
+                hint=f"type {where} {copies} or a larger --tensor-parallel-size",
+            )
+        per_head = getattr(mixer, "query_heads", heads) // heads
+        if per_head % dcp:
+            raise UnsupportedError(f"{per_head} query heads per KV head are not a multiple of {dcp}", where=where)

@@ -1,0 +1,44 @@
+"""The model as it is served: without its draft layers, with them, or with those of another checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvplan.errors import InputError
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Engine, Settings
+    from kvplan.spec.model import ModelSpec
+
+_PREFIX = "draft: "
+
+
+def served_model(model: ModelSpec, engine: Engine, settings: Settings) -> ModelSpec:
+    """The model with exactly the draft layers that run under these settings.
+
+    Raises:
+        KvplanError: a draft that cannot be found, or that the model does not have.
+    """
+    spoken = engine.speculation(settings)
+    if spoken is None or not spoken.caches:
+        return replace(model, draft_layers=(), draft_tensors=()) if model.draft_layers or model.draft_tensors else model
+    if spoken.model is None:
+        own = engine.own_draft_layers(model)
+        return model if own == model.draft_layers else replace(model, draft_layers=own)
+    draft = _find(spoken.model)
+    blocks = {**model.blocks, **{_PREFIX + name: block for name, block in draft.blocks.items()}}
+    return replace(model, blocks=blocks, draft_layers=tuple(_PREFIX + name for name in draft.layers), draft_tensors=())
+
+
+def _find(draft: Any) -> ModelSpec:
+    """The draft's spec, from a spec, a name or a path."""
+    from kvplan.spec.model import ModelSpec
+
+    if isinstance(draft, ModelSpec):
+        return draft
+    if not isinstance(draft, str):
+        raise InputError("the draft's model is neither a name nor a path", where="--speculative-config")
+    from kvplan.sources import find_model
+
+    return find_model(draft)
