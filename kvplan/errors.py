@@ -58,7 +58,7 @@ class UnknownNameError(KvplanError):
     def __init__(self, what: str, name: str, known: list[str], *, where: str | None = None, more: str = "") -> None:
         near = nearest(name, known)
         hint = f"did you mean {', '.join(near)}?" if near else ""
-        super().__init__(f"unknown {what} {printable(name)!r}", hint=" ".join(filter(None, (hint, more))), where=where)
+        super().__init__(f"unknown {what} '{printable(name)}'", hint=" ".join(filter(None, (hint, more))), where=where)
         self.near = near
 
 

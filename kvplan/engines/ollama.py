@@ -13,6 +13,7 @@ from kvplan.engines.llama_cpp.engine import LlamaCpp
 from kvplan.engines.llama_cpp.geometry import flash_mode, pad, slot_tokens, slots_of, whole
 from kvplan.engines.options import Option
 from kvplan.errors import InputError
+from kvplan.spec.formats import get_format
 from kvplan.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -37,8 +38,14 @@ ENVIRONMENT = {
 
 OPTIONS = (
     Option("num_ctx", ("--num-ctx",), "tokens", "TOKENS", "context of one slot (OLLAMA_CONTEXT_LENGTH)", "Ollama"),
-    Option("num_parallel", ("--num-parallel",), "count", "N", "slots, each with its own context (OLLAMA_NUM_PARALLEL, default 1)", "Ollama"),
-    Option("num_batch", ("--num-batch",), "count", "TOKENS", "batch and micro-batch; by context length where left out", "Ollama"),
+    Option(
+        "num_parallel", ("--num-parallel",), "count", "N",
+        "slots, each with its own context (OLLAMA_NUM_PARALLEL, default 1)", "Ollama",
+    ),
+    Option(
+        "num_batch", ("--num-batch",), "count", "TOKENS", "batch and micro-batch; by context length where left out",
+        "Ollama",
+    ),
 )  # fmt: skip
 
 _ONE_SLOT = frozenset({"gated_delta_net", "short_conv", "mamba2"})
@@ -81,7 +88,9 @@ class Ollama(LlamaCpp):
         trained = model.max_position_embeddings or 1 << 40
         named = [name for name in ("num_ctx", "max_model_len", "ctx_size") if given.get(name)]
         if len(named) > 1:
-            raise InputError(f"{' and '.join(named)} say the same thing twice", where="--num-ctx", hint="give one of them")
+            raise InputError(
+                f"{' and '.join(named)} say the same thing twice", where="--num-ctx", hint="give one of them"
+            )
         if named == ["ctx_size"]:
             return slot_tokens(whole(given["ctx_size"], "--ctx-size", most=1 << 40), slots, False), "-c over the slots"
         if named:
@@ -100,18 +109,23 @@ class Ollama(LlamaCpp):
             small = context > 4096 and gpu.device_bytes <= 8 * GIB
             return (256 if small else _SMALL_BATCH), f"{_SOURCE}: without flash attention"
         memory = gpu.device_bytes * given.get("gpus", 1) if gpu else None
-        need = _estimate(model, context)
+        need = _estimate(model, given.get("weights", "auto"), context)
         for above, batch, cost, share in _BATCHES:
             if context > above and (memory is None or (need + cost <= 0.8 * memory and need <= share * memory)):
                 return batch, f"{_SOURCE}: context above {above:,}"
         return _SMALL_BATCH, f"{_SOURCE}: a short context, or little memory"
 
 
-def _estimate(model: ModelSpec, context: int) -> int:
-    """Ollama's own pre-flight figure: weights (here: 2 bytes a parameter unless a checkpoint is smaller) and
-    4 bytes per layer, smallest KV head count, hidden / heads, and token; windows and latents ignored."""
-    heads = [(m.kv_heads, m.query_heads) for _, m in model.mixers() if hasattr(m, "kv_heads")]
+def _estimate(model: ModelSpec, weights: str, context: int) -> int:
+    """Ollama's own pre-flight figure: the file, and 4 bytes per layer, smallest KV head count, hidden / heads, and
+    token; windows, latents and cache types ignored. A file that is not there counts as its main format."""
+    mixers: list[Any] = [m for _, m in model.mixers()]
+    heads = [(m.kv_heads, m.query_heads) for m in mixers if hasattr(m, "kv_heads")]
     kv, query = min(heads, default=(1, 1))
     cache = 4 * model.num_layers * kv * (model.hidden_size // query) * context
-    stored: tuple[int, ...] = getattr(model, "layer_bytes", ())
-    return (sum(stored) or 2 * model.parameters) + cache
+    stored: int = getattr(model, "file_bytes", 0)
+    if not stored or weights != "auto":
+        own = model.checkpoint.format if model.checkpoint else model.dtype
+        fmt = get_format(own if weights == "auto" else weights, use="weights", where="--weights")
+        stored = model.parameters * fmt.block_bytes // fmt.block_elements
+    return stored + cache

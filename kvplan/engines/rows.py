@@ -22,7 +22,7 @@ class Rows(NamedTuple):
     layers: int
     k: int
     v: int
-    index: int
+    index_key: int
     """Elements of the key of a sparse-attention indexer."""
     head_dim: int
     """Elements of the narrowest K or V vector: what a group of a quantised cache must divide."""
@@ -84,7 +84,9 @@ def _row(mixer: CacheKind, layers: int, rebuilt: bool) -> Rows | None:
             recurrent += state.elements
     if not (k or v or index or channels or recurrent or shift):
         return None
-    return Rows(mixer.kind, layers, k, v, index, min(dims, default=0), window, fixed, channels, columns, recurrent, shift)
+    return Rows(
+        mixer.kind, layers, k, v, index, min(dims, default=0), window, fixed, channels, columns, recurrent, shift
+    )
 
 
 def _latent(mixer: CacheKind, rebuilt: bool) -> tuple[int, int, list[int]]:

@@ -6,17 +6,20 @@ and on what is written after it; the most that exists at once is more than what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvplan.cache.sharding import shard_model
-from kvplan.engines.base import Allocation, Engine, Pool, Settings, Stage
+from kvplan.engines.base import Allocation, Pool, Settings, Stage
+from kvplan.engines.versions import VersionedEngine
 
 if TYPE_CHECKING:
     from kvplan.engines.base import CachePool
     from kvplan.spec.model import ModelSpec
 
 
-class SequenceEngine(Engine):
+class SequenceEngine(VersionedEngine):
     """Subclasses say which pools a batch holds, and the peak while it grows."""
 
     step = 1
@@ -56,8 +59,8 @@ class SequenceEngine(Engine):
         longest = settings.max_model_len
         singles, tokens, concurrency = [], [], []
         for stage, have in zip(stages, kv_bytes, strict=True):
-            singles.append(_largest(lambda n, s=stage: self.worst_bytes(s.spec, settings, n), have))  # type: ignore[misc]
-            tokens.append(_largest(lambda n, s=stage: self.held_bytes(s.spec, settings, n), have))  # type: ignore[misc]
+            singles.append(_largest(partial(self.worst_bytes, stage.spec, settings), have))
+            tokens.append(_largest(partial(self.held_bytes, stage.spec, settings), have))
             need = self.worst_bytes(stage.spec, settings, longest)
             concurrency.append(have / need if need else float(settings.concurrency_per_replica))
         single = [n for n in singles if n is not None]
@@ -102,7 +105,7 @@ STATE_KINDS = ("recurrent", "recurrent outside the cache")
 """Pools whose bytes are `Allocation.state_bytes`: k_bytes is the convolution part, v_bytes the recurrent one."""
 
 
-def _largest(cost, have: int, limit: int = 2**40) -> int | None:  # type: ignore[no-untyped-def]
+def _largest(cost: Callable[[int], int], have: int, limit: int = 2**40) -> int | None:
     """The most tokens whose `cost` is at most `have`; None where it does not grow so far."""
     if cost(limit) <= have:
         return None

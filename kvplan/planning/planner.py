@@ -187,6 +187,8 @@ def _gpu_warnings(gpu: GpuSpec | None) -> list[str]:
     if gpu is None:
         return []
     found = []
+    if "recalled" in gpu.confidence and "seen" not in gpu.confidence:
+        found.append(f"the figures of {gpu.id} are recalled, not read from a source")
     basis, source = gpu.device_bytes_basis
     if basis != "measured":
         found.append(f"device memory of {gpu.id} is not measured: {source}")

@@ -91,6 +91,10 @@ Document: TypeAlias = Sequence[Part]
 SOLID, SPARE, LIMIT = "█▓▒░▚▞", "·", "▲"
 ASCII_SOLID, ASCII_SPARE, ASCII_LIMIT = "#=+-%o", ".", "^"
 """The fills of a bar, told apart without colour, and what stands for them where only ASCII does."""
+COLORS = ("blue", "cyan", "magenta", "yellow", "green", "red")
+"""Colours of a bar's segments, in order."""
+GAP = 2
+"""Blanks between the columns of a grid."""
 
 
 def clean(text: str) -> str:
@@ -135,6 +139,8 @@ class Fill(NamedTuple):
     mark: str
     """The character it is filled with, repeated in the legend."""
     percent: str
+    style: str
+    """Its colour, where there is any."""
 
 
 def fills(bar: Bar, cells: int, *, unicode: bool = True) -> list[Fill]:
@@ -144,9 +150,10 @@ def fills(bar: Bar, cells: int, *, unicode: bool = True) -> list[Fill]:
     used = 0
     for segment, count in zip(bar.segments, shares(bar, cells), strict=True):
         mark = spare if segment.spare else solid[used % len(solid)]
+        style = "dim" if segment.spare else COLORS[used % len(COLORS)]
         used += not segment.spare
         percent = f"{segment.value / bar.total:.1%}" if bar.total > 0 else ""
-        found.append(Fill(segment, count, mark, percent))
+        found.append(Fill(segment, count, mark, percent, style))
     return found
 
 
@@ -154,3 +161,14 @@ def limit_at(bar: Bar, cells: int) -> int | None:
     """The cell at which `bar.total` is reached, None where the segments do not exceed it."""
     used = sum(segment.value for segment in bar.segments)
     return None if used <= bar.total else min(bar.total * cells // used, cells - 1)
+
+
+def limit_line(bar: Bar, cells: int, *, unicode: bool = True) -> str:
+    """The line under an overfull bar that marks where the device ends; empty where `bar` is none."""
+    at = limit_at(bar, cells)
+    if at is None:
+        return ""
+    mark, text = LIMIT if unicode else ASCII_LIMIT, clean(bar.total_text)
+    if at + 2 + width_of(text) > cells and width_of(text) < at:  # the label goes to the side that has room
+        return f"{' ' * (at - 1 - width_of(text))}{text} {mark}"
+    return f"{' ' * at}{mark} {text}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvplan.errors import UnknownNameError
+from kvplan.errors import InputError
 
 if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
@@ -13,13 +13,17 @@ if TYPE_CHECKING:
 
 
 def find_model(text: str) -> ModelSpec:
-    """The model behind a catalog id, a hub name or the path of a YAML file.
+    """The model behind a catalog id, a hub name or the path of a YAML or GGUF file.
 
     The name of a quantised checkpoint gives the spec with that checkpoint's weight format.
 
     Raises:
         UnknownNameError: no such model; SpecError: a file that cannot be used.
     """
+    if text.lower().endswith(".gguf"):
+        from kvplan.sources.gguf.metadata import read_file
+
+        return read_file(text)
     if _is_path(text):
         from kvplan.sources.yaml_file import load_model_file
 
@@ -48,7 +52,7 @@ def override_gpu(gpu: GpuSpec | None, memory_bytes: int | None, bandwidth: int |
     """The GPU with ``--gpu-memory`` and ``--gpu-bandwidth`` in place of the catalog's figures.
 
     Raises:
-        UnknownNameError: only one of both, and no GPU to take the other from.
+        InputError: a bandwidth alone, and no GPU to take the other from.
     """
     if memory_bytes is None and bandwidth is None:
         return gpu
@@ -56,9 +60,7 @@ def override_gpu(gpu: GpuSpec | None, memory_bytes: int | None, bandwidth: int |
         from kvplan.spec.gpu import GpuSpec
 
         if memory_bytes is None:
-            raise UnknownNameError(
-                "GPU", "(none)", [], where="--gpu-bandwidth", more="add --gpu NAME or --gpu-memory SIZE"
-            )
+            raise InputError("no GPU to give it to", where="--gpu-bandwidth", hint="add --gpu NAME or --gpu-memory SIZE")
         return GpuSpec(
             id="custom", name="custom GPU", vendor="custom", architecture="unknown", datasheet_gb=memory_bytes / 10**9,
             bandwidth_bytes_per_second=bandwidth, torch_total_bytes=memory_bytes, torch_total_source="--gpu-memory",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.render.grid import Bar, Segment, clean, fills, limit_at, shares, width_of
+from kvplan.render.grid import Bar, Segment, clean, fills, limit_at, limit_line, shares, width_of
 
 
 def bar(values: list[int], total: int) -> Bar:
@@ -35,9 +35,17 @@ def test_overfull_bar_marks_where_the_total_ends() -> None:
     assert limit_at(bar([60, 40], 100), 40) is None
 
 
+def test_label_of_the_limit_stands_on_the_side_that_has_room() -> None:
+    assert limit_line(bar([150, 50], 100), 40) == " " * 20 + "▲ 100"
+    assert limit_line(bar([105], 100), 40) == " " * 34 + "100 ▲"
+    assert limit_line(bar([105], 100), 40, unicode=False) == " " * 34 + "100 ^"
+    assert limit_line(bar([60, 40], 100), 40) == ""
+
+
 def test_neighbouring_fills_differ_and_spare_has_its_own() -> None:
     drawn = fills(Bar([Segment("a", 1, "1"), Segment("b", 1, "1"), Segment("c", 2, "2", spare=True)], 4, "4"), 8)
     assert len({fill.mark for fill in drawn}) == 3
+    assert [fill.style for fill in drawn] == ["blue", "cyan", "dim"]
     assert [fill.percent for fill in drawn] == ["25.0%", "25.0%", "50.0%"]
     assert all(fill.mark.isascii() for fill in fills(bar([1, 2], 4), 8, unicode=False))
 

@@ -3,9 +3,23 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvplan.render import table
-from kvplan.render.grid import Bar, Column, Document, Grid, Segment, clean, width_of
+from kvplan.render.grid import (
+    Bar,
+    Column,
+    Document,
+    Grid,
+    KeyValues,
+    Notes,
+    Segment,
+    Title,
+    Warnings,
+    clean,
+    width_of,
+)
 
 from .conftest import FIGURES
 
@@ -45,8 +59,9 @@ def test_prose_wraps_inside_its_column() -> None:
     assert " ".join(line[4:] for line in lines[2:]) == "one two three four five six seven eight nine"
 
 
-def test_colour_adds_only_styles(document: Document) -> None:
-    plain, colored = table.draw(document, width=100), table.draw(document, width=100, color=True)
+@pytest.mark.parametrize("width", [20, 40, 100])
+def test_colour_adds_only_styles(document: Document, width: int) -> None:
+    plain, colored = table.draw(document, width=width), table.draw(document, width=width, color=True)
     assert ANSI.sub("", colored) == plain
     assert "\x1b" not in plain
     assert "\x1b[34m" in colored
@@ -67,3 +82,94 @@ def test_ascii_terminal_gets_ascii() -> None:
     grid = Grid([Column("a"), Column("b")], [("1", "2")])
     assert table.draw([grid], width=80, unicode=False).isascii()
     assert clean("─") in table.draw([grid], width=80)
+
+
+def test_heads_break_before_prose_is_squeezed() -> None:
+    columns = [Column("id"), Column("bytes per token", right=True), Column("source", wrap=True)]
+    grid = Grid(columns, [("llama", "128", "a sentence of more than sixteen columns")])
+    wide = table.draw([grid], width=5 + 2 + 5 + 2 + 39).splitlines()
+    assert wide[:3] == ["       bytes", "         per", "id     token  source"]
+    assert wide[4:] == ["llama    128  a sentence of more than sixteen columns"]
+    narrow = table.draw([grid], width=5 + 2 + 5 + 2 + 20).splitlines()
+    assert narrow[4:] == ["llama    128  a sentence of more", "              than sixteen columns"]
+
+
+def test_empty_parts_leave_no_trace() -> None:
+    assert table.draw([KeyValues([], title="Nothing"), Notes([]), KeyValues([("a", "b")])], width=80) == "a  b\n"
+
+
+def test_title_breaks_before_its_detail() -> None:
+    title = Title("llama-3.1-8b", "bf16 weights")
+    assert table.draw([title], width=26) == "llama-3.1-8b  bf16 weights\n"
+    assert table.draw([title], width=25) == "llama-3.1-8b\nbf16 weights\n"
+
+
+def test_nothing_in_a_name_is_markup() -> None:
+    name = "[bold]x[/bold] :smile: [link=https://e]y[/link] [/]"
+    parts: Document = [
+        Title(name, name),
+        KeyValues([(name, name, name)], title=name),
+        Grid([Column(name)], [(name,)], title=name, note=name),
+        Bar([Segment(name, 2, name)], 1, name, title=name),
+        Notes([name], title=name),
+        Warnings([name]),
+    ]
+    drawn = table.draw(parts, width=200, color=True)
+    assert ANSI.sub("", drawn).count(name) == 17
+
+
+@pytest.mark.parametrize("name", ["NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM", "JUPYTER_COLUMNS", "TTY_COMPATIBLE"])
+@pytest.mark.parametrize("value", ["1", "dumb"])
+def test_the_environment_changes_nothing(
+    document: Document, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    before = [table.draw(document, width=70, color=color) for color in (False, True)]
+    monkeypatch.setenv(name, value)
+    assert [table.draw(document, width=70, color=color) for color in (False, True)] == before
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> tuple[Document, list[str], list[str]]:
+    """A document, the strings in it and its heads; no two strings share a letter."""
+    strings: list[str] = []
+
+    def string() -> str:
+        at = len(strings)
+        letters = [chr(0x1401 + 2 * at), chr(0x1402 + 2 * at), chr(0x4E00 + at), " "]  # the third is two columns wide
+        strings.append(draw(st.text(st.sampled_from(letters), max_size=50)))
+        return strings[-1]
+
+    def column() -> Column:
+        return Column(string(), right=draw(st.booleans()), wrap=draw(st.booleans()))
+
+    columns = draw(st.lists(st.builds(column), min_size=1, max_size=6))
+    heads, strings = strings, [""] * len(strings)
+    rows = [[string() for _ in columns] for _ in range(draw(st.integers(1, 3)))]
+    pairs = [(string(), string()) for _ in range(draw(st.integers(0, 2)))]
+    remarks = [(string(), string(), string()) for _ in range(draw(st.integers(0, 2)))]
+    parts: Document = [
+        Title(string(), string()),
+        KeyValues([*pairs, *remarks], title=string() if pairs + remarks else "", right=draw(st.booleans())),
+        Grid(columns, rows, title=string(), note=string()),
+        Bar([Segment(string(), 5, string()), Segment(string(), 1, string(), spare=True)], 3, string(), title=string()),
+        Notes([string(), string()], title=string()),
+        Warnings([string()]),
+    ]
+    return parts, strings, heads
+
+
+def letters_of(string: str, drawn: str) -> str:
+    return "".join(letter for letter in drawn if letter in string and letter != " ")
+
+
+@given(documents(), st.integers(20, 200), st.booleans())
+def test_no_character_is_ever_lost(found: tuple[Document, list[str], list[str]], width: int, color: bool) -> None:
+    document, strings, heads = found
+    drawn = ANSI.sub("", table.draw(document, width=width, color=color))
+    assert max(map(width_of, drawn.splitlines())) <= width
+    for string in strings:
+        assert letters_of(string, drawn) == string.replace(" ", "")
+    for head in heads:
+        letters = head.replace(" ", "")
+        shown = letters_of(head, drawn)
+        assert shown in [letters * times for times in (1, 2, 3)]  # once a row where the grid is drawn row by row

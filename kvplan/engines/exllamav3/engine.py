@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import shard_model
-from kvplan.engines.base import Allocation, CachePool, Engine, Pool, Settings, Stage, Term
+from kvplan.engines.base import Allocation, CachePool, Pool, Settings, Stage, Term
+from kvplan.engines.common import context_term, forward_term, maybe_number
 from kvplan.engines.rows import Rows, architecture_key, cache_rows
+from kvplan.engines.versions import VersionedEngine
 from kvplan.errors import InputError, UnsupportedError
 from kvplan.spec.formats import Format, get_format
-from kvplan.units import GIB, MIB
 
 if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
@@ -30,7 +31,7 @@ GROUP = 32
 HALF = 2
 
 
-class ExLlamaV3(Engine):
+class ExLlamaV3(VersionedEngine):
     """The pool is shared by all jobs: its size is a total of tokens, not a length."""
 
     name = "exllamav3"
@@ -41,7 +42,10 @@ class ExLlamaV3(Engine):
     settings = frozenset({"cache_bits", "cache_tokens", "max_num_seqs"})
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
-        found: dict[str, tuple[Any, str]] = {"max_num_seqs": (SLOTS, "exllamav3 1.6.5 cache/cache.py, max_batch_size"), "block_size": (PAGE, "exllamav3: pages")}
+        found: dict[str, tuple[Any, str]] = {
+            "max_num_seqs": (SLOTS, "exllamav3 1.6.5 cache/cache.py, max_batch_size"),
+            "block_size": (PAGE, "exllamav3: pages"),
+        }
         length = given.get("max_model_len") or model.max_position_embeddings
         if length and length > 0 and "kv_cache_memory_bytes" not in given:
             found["cache_tokens"] = (-(-length // PAGE) * PAGE, "max_model_len in whole pages")
@@ -53,23 +57,38 @@ class ExLlamaV3(Engine):
         tokens = self._tokens(settings)
         if tokens is not None and -(-settings.max_model_len // PAGE) * PAGE > tokens:
             raise UnsupportedError(
-                f"a cache of {tokens:,} tokens never holds a request of {settings.max_model_len:,}", where="--cache-tokens",
+                f"a cache of {tokens:,} tokens never holds a request of {settings.max_model_len:,}",
+                where="--cache-tokens",
                 hint=f"type --cache-tokens {-(-settings.max_model_len // PAGE) * PAGE}, or a smaller --max-model-len",
-            )  # fmt: skip
-        warnings = []
+            )
+        warnings = [*self.warnings]
         rows = cache_rows(model)
         if self._bits(settings) and any((r.k % GROUP or r.v % GROUP) for r in rows if r.kind != "mla"):
-            raise UnsupportedError(f"K and V of {model.id} do not divide into groups of {GROUP}", where="--cache-bits", hint="leave --cache-bits out")
+            raise UnsupportedError(
+                f"K and V of {model.id} do not divide into groups of {GROUP}",
+                where="--cache-bits",
+                hint="leave --cache-bits out",
+            )
         if architecture_key(model) not in RINGS and any(r.window for r in rows):
             warnings.append(f"exllamav3 pages the windowed layers of {model.id} at full length")
         return warnings
 
     @staticmethod
     def _refuse_unmodelled(model: ModelSpec) -> None:
-        odd = sorted({m.kind for _, m in model.mixers() if m.kind in ("compressed", "cross", "rwkv", "lightning", "rg_lru", "mamba1")})
-        if odd or any(r.index for r in cache_rows(model)):
+        odd = sorted(
+            {
+                m.kind
+                for _, m in model.mixers()
+                if m.kind in ("compressed", "cross", "rwkv", "lightning", "rg_lru", "mamba1")
+            }
+        )
+        if odd or any(r.index_key for r in cache_rows(model)):
             what = ", ".join(odd) or "sparse-attention index"
-            raise UnsupportedError(f"{model.id}: {what} caches of exllamav3 are not modelled", where="--engine exllamav3", hint="type --engine generic")
+            raise UnsupportedError(
+                f"{model.id}: {what} caches of exllamav3 are not modelled",
+                where="--engine exllamav3",
+                hint="type --engine generic",
+            )
 
     @staticmethod
     def _tokens(settings: Settings) -> int | None:
@@ -78,14 +97,16 @@ class ExLlamaV3(Engine):
         Raises:
             InputError, UnsupportedError: not a number, or not whole pages.
         """
-        tokens = settings.extra.get("cache_tokens")
+        tokens = maybe_number(settings, "cache_tokens")
         if tokens is None:
             return None
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens <= 1 << 40:
-            raise InputError(f"{tokens!r} is not a number of tokens", where="--cache-tokens", hint="type --cache-tokens 32768")
         if tokens % PAGE:
             near = max(PAGE, round(tokens / PAGE) * PAGE)
-            raise UnsupportedError(f"the cache is a multiple of {PAGE} tokens, not {tokens:,}", where="--cache-tokens", hint=f"type --cache-tokens {near}")
+            raise UnsupportedError(
+                f"the cache is a multiple of {PAGE} tokens, not {tokens:,}",
+                where="--cache-tokens",
+                hint=f"type --cache-tokens {near}",
+            )
         return tokens
 
     @staticmethod
@@ -102,7 +123,11 @@ class ExLlamaV3(Engine):
             if names[0] == "fp16" and names[-1] == "fp16":
                 return None
             if any(not n.startswith("exl3_") for n in names):
-                raise UnsupportedError(f"exllamav3 stores fp16 or 2 to 8 bits, not {settings.kv_cache_dtype}", where=flag, hint="type --cache-bits 8")
+                raise UnsupportedError(
+                    f"exllamav3 stores fp16 or 2 to 8 bits, not {settings.kv_cache_dtype}",
+                    where=flag,
+                    hint="type --cache-bits 8",
+                )
             text = ",".join(n.removeprefix("exl3_") for n in names)
         if text in ("", "16", "fp16", "16,16"):
             return None
@@ -112,7 +137,11 @@ class ExLlamaV3(Engine):
         k, v = int(parts[0]), int(parts[-1])
         for bits in (k, v):
             if not 2 <= bits <= 8:
-                raise UnsupportedError(f"a quantised cache has 2 to 8 bits, not {bits}", where=flag, hint=f"type --cache-bits {min(8, max(2, bits))}, or leave it out for fp16")
+                raise UnsupportedError(
+                    f"a quantised cache has 2 to 8 bits, not {bits}",
+                    where=flag,
+                    hint=f"type --cache-bits {min(8, max(2, bits))}, or leave it out for fp16",
+                )
         return k, v
 
     def split_layers(self, num_layers: int, stages: int) -> list[int]:
@@ -128,7 +157,13 @@ class ExLlamaV3(Engine):
         if latent is not None:
             rank, rope = latent.kv_lora_rank, latent.qk_rope_head_dim  # type: ignore[attr-defined]
             size = stored(rank, bits[0]) + rope * HALF
-            k = Format(name=f"exl3_{bits[0]}_mla", block_elements=rank + rope, block_bytes=size, use="cache", source="exllamav3 1.6.5 cache/mla.py: the rotary key stays in 16 bits")
+            k = Format(
+                name=f"exl3_{bits[0]}_mla",
+                block_elements=rank + rope,
+                block_bytes=size,
+                use="cache",
+                source="exllamav3 1.6.5 cache/mla.py: the rotary key stays in 16 bits",
+            )
         return KvFormats(k, v, half, HALF, 4)
 
     def budget_bytes(self, total_bytes: int, settings: Settings) -> int:
@@ -136,13 +171,7 @@ class ExLlamaV3(Engine):
 
     def terms(self, stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
         """Activations of a chunk of 2,048 tokens, and the CUDA context."""
-        wide = 0
-        for name in stage.spec.layer_counts:
-            for ffn in stage.spec.blocks[name].ffns:
-                wide = max(wide, getattr(ffn, "intermediate_size", 0) * getattr(ffn, "experts_per_token", 1))
-        peak = 2 * 2048 * (3 * wide + 6 * model.hidden_size) + 6 * (settings.max_num_seqs or SLOTS) * model.vocab_size
-        context = Term("CUDA context", "runtime", GIB // 2, 300 * MIB, GIB, "modelled", "context and cuBLAS workspace; not fitted")
-        return [Term("activation peak", "activation", peak, peak // 2, 2 * peak, "modelled", "a chunk of 2,048 tokens through the widest layer"), context]
+        return [forward_term(stage, model, 2048, settings.max_num_seqs or SLOTS, "one chunk"), context_term()]
 
     def paged(self, spec: ModelSpec) -> list[Rows]:
         """Layers whose K and V lie in pages."""
@@ -201,9 +230,15 @@ class ExLlamaV3(Engine):
         per_request = -(-settings.max_model_len // PAGE)
         concurrency = tokens // PAGE / per_request if lies else 0.0
         return Pool(
-            block_size=PAGE, num_blocks=tokens // PAGE, kv_tokens=tokens, engine_reported_tokens=tokens, max_concurrency=concurrency,
-            max_single_request_tokens=tokens, starts=lies and concurrency >= 1, used_bytes=used,
-        )  # fmt: skip
+            block_size=PAGE,
+            num_blocks=tokens // PAGE,
+            kv_tokens=tokens,
+            engine_reported_tokens=tokens,
+            max_concurrency=concurrency,
+            max_single_request_tokens=tokens,
+            starts=lies and concurrency >= 1,
+            used_bytes=used,
+        )
 
     def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
         pages = self._pool_tokens(stages, settings, kv_bytes) // PAGE

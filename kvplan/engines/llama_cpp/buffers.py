@@ -3,12 +3,13 @@
 ::
 
     mask    = ubatch x cells x (2 with flash attention, else 4) bytes, for each kind of cache
-    flash:    work x ubatch + mask
+    scores  = 8 x ubatch x cells of an indexer (x its heads beside grouped attention)
+    flash:    work x ubatch + mask + scores
     no flash: 4 x query heads x cells x ubatch + mask + 22 x hidden x ubatch, not below the other
     outputs:  4 x outputs x (vocabulary + 2 x hidden), where that is more
 
 `work` is the widest moment of a layer in bytes a token, from its shape. Structure: graphs of
-libllama 0.5.0 (``src/llama-graph.cpp``, ``src/models/*.cpp``); the factors 16, 8, 4 and 22 were read
+libllama 0.5.0 (``src/llama-graph.cpp``, ``src/models/*.cpp``); the factors 24, 16, 8, 4 and 22 were read
 off its own printed reservations (CPU backend) of plain, grouped, MoE and latent models.
 """
 
@@ -60,7 +61,7 @@ def _mixer_bytes(mixer: CacheKind, hidden: int) -> int:
     if hasattr(mixer, "query_heads"):
         return int(4 * (2 * kind.query_heads + kind.kv_heads) * (kind.head_dim + kind.dim_v) + 4 * hidden)
     states = mixer.states()
-    return 16 * sum(s.channels for s in states) + 4 * hidden if states else 0
+    return 24 * sum(s.channels for s in states) if states else 0
 
 
 def compute_bytes(model: ModelSpec, facts: Facts, shape: Geometry) -> int:
@@ -69,10 +70,22 @@ def compute_bytes(model: ModelSpec, facts: Facts, shape: Geometry) -> int:
     cells = [shape.cells(w) if r == 1 else pad(-(-shape.n_ctx_seq // r)) for w, r in windows]
     heads = max((getattr(m, "query_heads", 0) for _, m in model.mixers()), default=0)
     mask = shape.ubatch * sum(cells) * (2 if shape.flash else 4)
-    total = work_bytes(model) * shape.ubatch + mask
+    total = work_bytes(model) * shape.ubatch + mask + _index_bytes(model, shape)
     if not shape.flash and cells:
         total = max(total, 4 * heads * max(cells) * shape.ubatch + mask + 22 * model.hidden_size * shape.ubatch)
     return max(total, 4 * shape.outputs * (model.vocab_size + 2 * model.hidden_size))
+
+
+def _index_bytes(model: ModelSpec, shape: Geometry) -> int:
+    """Scores of an indexer over all its cells, and their order."""
+    widest = 0
+    for _, mixer in model.mixers():
+        kind: Any = mixer
+        if getattr(kind, "index_head_dim", None):
+            cells = shape.n_ctx_seq // (kind.ratio if mixer.kind == "compressed" else 1)
+            heads = (kind.index_heads or 1) if mixer.kind == "full" else 1
+            widest = max(widest, 8 * shape.ubatch * cells * heads)
+    return widest
 
 
 def _windows(model: ModelSpec, facts: Facts) -> list[tuple[int | None, int]]:

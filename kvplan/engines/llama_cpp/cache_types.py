@@ -39,10 +39,14 @@ def _cache_type(name: str, flag: str) -> Format:
     try:
         fmt = get_format(name, use="cache", where=flag)
     except KvplanError as error:
-        raise UnsupportedError(f"{error.message}; llama.cpp takes {', '.join(TYPES.values())}", where=flag, hint=error.hint) from None
+        raise UnsupportedError(
+            f"{error.message}; llama.cpp takes {', '.join(TYPES.values())}", where=flag, hint=error.hint
+        ) from None
     if fmt.name not in TYPES:
         raise UnsupportedError(
-            f"llama.cpp has no cache type {fmt.name}; it takes {', '.join(TYPES.values())}", where=flag, hint=f"type {_nearest(fmt)}"
+            f"llama.cpp has no cache type {fmt.name}; it takes {', '.join(TYPES.values())}",
+            where=flag,
+            hint=f"type {_nearest(fmt)}",
         )
     return fmt
 
@@ -64,7 +68,9 @@ def resolve_flash(mode: str, v: Format, facts: Facts) -> str:
     if v.block_elements > 1 and not on:
         why = f"{facts.name} runs without it" if forced else "-fa is off"
         hint = "type -ctv f16" if forced else "type -fa on, or -ctv f16"
-        raise UnsupportedError(f"a quantised V cache ({v.name}) needs flash attention, and {why}", where="--cache-type-v", hint=hint)
+        raise UnsupportedError(
+            f"a quantised V cache ({v.name}) needs flash attention, and {why}", where="--cache-type-v", hint=hint
+        )
     return "on" if on else "off"
 
 
@@ -77,7 +83,7 @@ def check_types(model: ModelSpec, facts: Facts, k: Format, v: Format, *, flash: 
     """
     if caches.is_latent(model, facts) and k.name != v.name:
         raise UnsupportedError(
-            f"{model.id} has latent attention: its K and V types must be the same, not {TYPES[k.name]} and {TYPES[v.name]}",
+            f"{model.id} has latent attention: K and V take one type, not {TYPES[k.name]} and {TYPES[v.name]}",
             where="--cache-type-v", hint=f"type -ctk {TYPES[k.name]} -ctv {TYPES[k.name]}",
         )  # fmt: skip
     for fmt, name, flag in ((k, "K", "--cache-type-k"), (v, "V", "--cache-type-v")):
@@ -85,10 +91,12 @@ def check_types(model: ModelSpec, facts: Facts, k: Format, v: Format, *, flash: 
             continue
         for size, what in _sizes(model, facts, name, flash):
             if size % fmt.block_elements:
+                blocks = f"{TYPES[fmt.name]} for {name} stores blocks of {fmt.block_elements} elements"
                 raise UnsupportedError(
-                    f"{name} type {TYPES[fmt.name]} stores blocks of {fmt.block_elements} elements, which do not divide the {what} of {size}",
-                    where=flag, hint=f"type {'-ctk' if name == 'K' else '-ctv'} f16",
-                )  # fmt: skip
+                    f"{blocks}, which do not divide the {what} of {size}",
+                    where=flag,
+                    hint=f"type -ct{name.lower()} f16",
+                )
 
 
 def _sizes(model: ModelSpec, facts: Facts, name: str, flash: bool) -> list[tuple[int, str]]:

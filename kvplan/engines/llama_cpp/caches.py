@@ -53,7 +53,9 @@ class State(NamedTuple):
 
 
 def _unsupported(model: ModelSpec, what: str) -> UnsupportedError:
-    return UnsupportedError(f"llama.cpp has no {what}, which {model.id} needs", where="--engine", hint="--engine generic gives its bytes")
+    return UnsupportedError(
+        f"llama.cpp has no {what}, which {model.id} needs", where="--engine", hint="--engine generic gives its bytes"
+    )
 
 
 def rows(model: ModelSpec, facts: Facts, mixer: CacheKind) -> list[Row]:
@@ -83,7 +85,10 @@ def rows(model: ModelSpec, facts: Facts, mixer: CacheKind) -> list[Row]:
     if mixer.kind == "compressed":
         return _compressed(model, facts, kind)
     if mixer.kind in ("cross", "rg_lru") or (mixer.kind == "rwkv" and kind.version < 6):
-        raise _unsupported(model, {"cross": "cache for cross attention", "rg_lru": "RG-LRU state"}.get(mixer.kind, "RWKV before version 6"))
+        raise _unsupported(
+            model,
+            {"cross": "cache for cross attention", "rg_lru": "RG-LRU state"}.get(mixer.kind, "RWKV before version 6"),
+        )
     return []
 
 
@@ -151,7 +156,9 @@ def row_bytes(fmt: Format, elements: int) -> int:
     return -(-elements // fmt.block_elements) * fmt.block_bytes
 
 
-def pools(model: ModelSpec, facts: Facts, shape: Geometry, formats: KvFormats, layers: Iterable[str]) -> list[CachePool]:
+def pools(
+    model: ModelSpec, facts: Facts, shape: Geometry, formats: KvFormats, layers: Iterable[str]
+) -> list[CachePool]:
     """The caches of the layers named `layers` (block names), in the order in which they are printed."""
     counts: dict[str, int] = {}
     for name in layers:
@@ -161,8 +168,9 @@ def pools(model: ModelSpec, facts: Facts, shape: Geometry, formats: KvFormats, l
     for name, times in counts.items():
         block = model.blocks[name]
         for row in layer_rows(model, facts, block, flash=shape.flash):
-            cells = shape.cells(row.window) if row.ratio == 1 else pad(-(-shape.n_ctx_seq // row.ratio))
-            cells *= shape.slots if row.per_sequence else shape.streams
+            own = shape._replace(unified=False) if row.per_sequence else shape
+            cells = own.cells(row.window) if row.ratio == 1 else pad(-(-shape.n_ctx_seq // row.ratio))
+            cells *= own.streams
             total = sums.setdefault((row.cache, row.ratio, cells), [0, 0])
             total[0] += times * cells * row_bytes(formats.k, row.k)
             total[1] += times * cells * row_bytes(formats.v, row.v)

@@ -6,6 +6,7 @@ its buffers fit, and requests are limited by slots. See ``docs/engines/llama.cpp
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,17 @@ from kvplan.cache.bytes import KvFormats
 from kvplan.engines.base import Allocation, CachePool, Engine, Pool, Settings, Stage, Term
 from kvplan.engines.llama_cpp import buffers, cache_types, caches, offload
 from kvplan.engines.llama_cpp.architectures import Facts, facts
-from kvplan.engines.llama_cpp.geometry import BATCH, UBATCH, Geometry, flash_mode, geometry, slot_tokens, slots_of, whole
-from kvplan.errors import InputError, UnsupportedError
+from kvplan.engines.llama_cpp.geometry import (
+    BATCH,
+    UBATCH,
+    Geometry,
+    flash_mode,
+    geometry,
+    slot_tokens,
+    slots_of,
+    whole,
+)
+from kvplan.errors import InputError, UnsupportedError, printable
 from kvplan.units import GIB
 
 if TYPE_CHECKING:
@@ -36,14 +46,26 @@ class LlamaCpp(Engine):
     smaller_kv_formats = ("q8_0", "q4_0")
     settings = frozenset(
         {
-            "ctx_size", "cache_type_k", "cache_type_v", "parallel", "batch_size", "ubatch_size", "n_gpu_layers", "swa_full",
-            "kv_unified", "flash_attn", "tensor_split", "kv_offload", "n_rs_seq", "n_outputs_max",
+            "ctx_size", "cache_type_k", "cache_type_v", "parallel", "batch_size", "ubatch_size", "n_gpu_layers",
+            "swa_full", "kv_unified", "flash_attn", "tensor_split", "kv_offload", "n_rs_seq", "n_outputs_max",
         }
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, version: str | None = None) -> None:
+        """The engine; builds are continuous, so any version is answered with the rules that are known.
+
+        Raises:
+            InputError: not a version.
+        """
         self._gpu_layers: int | None = None
         self._shares: tuple[float, ...] | None = None
+        if version and version != self.version:
+            if not re.fullmatch(r"b?[0-9][0-9.\-]{0,20}", version):
+                raise InputError(
+                    f"{printable(version, 30)!r} is not a version of {self.name}",
+                    where="--engine", hint=f"{self.name}@{self.version}, or leave the version out",
+                )  # fmt: skip
+            self.warnings = (f"{self.name} {version} is planned by the rules of {self.version}",)
 
     # ---- settings ----
 
@@ -60,7 +82,11 @@ class LlamaCpp(Engine):
             **self._devices(model, given),
         }
         if "max_model_len" in given and given.get("ctx_size"):
-            raise InputError("is one slot's share of -c: give one of both", where="--max-model-len", hint="-c alone, or --max-model-len alone")
+            raise InputError(
+                "is one slot's share of -c: give one of both",
+                where="--max-model-len",
+                hint="-c alone, or --max-model-len alone",
+            )
         found["fit"] = (False, "-c or --max-model-len is given, or there is no GPU")
         if given.get("ctx_size") is not None or "max_model_len" not in given:
             found["max_model_len"] = self._context(model, gpu, given, slots, unified)
@@ -96,11 +122,19 @@ class LlamaCpp(Engine):
         """GPUs, layers on them and layers in host memory."""
         shares = offload.parse_shares(given.get("tensor_split"))
         replicas = given.get("data_parallel_size", 1)
-        count = given.get("pipeline_parallel_size") or (len(shares) if shares else max(1, given.get("gpus", 1) // replicas))
+        count = given.get("pipeline_parallel_size") or (
+            len(shares) if shares else max(1, given.get("gpus", 1) // replicas)
+        )
         if shares and len(shares) != count:
-            raise InputError(f"{len(shares)} shares for {count} GPUs", where="--tensor-split", hint="one share for each GPU")
+            raise InputError(
+                f"{len(shares)} shares for {count} GPUs", where="--tensor-split", hint="one share for each GPU"
+            )
         if count > offload.MAX_GPUS:
-            raise UnsupportedError(f"llama.cpp takes at most {offload.MAX_GPUS} devices, not {count}", where="--gpus", hint=f"type --gpus {offload.MAX_GPUS}")
+            raise UnsupportedError(
+                f"llama.cpp takes at most {offload.MAX_GPUS} devices, not {count}",
+                where="--gpus",
+                hint=f"type --gpus {offload.MAX_GPUS}",
+            )
         self._shares = shares or (1.0,) * count
         self._gpu_layers = offload.gpu_layers(given.get("n_gpu_layers"), model.num_layers)
         parts = offload.split(model.num_layers, self._gpu_layers, self._shares)
@@ -109,36 +143,58 @@ class LlamaCpp(Engine):
             "n_gpu_layers": ("all", "libllama 0.5.0: auto, which is all layers where they fit"),
             "n_gpu_layers_used": (self._gpu_layers, source),
             "host_layers": (parts.host, source),
-            "layers_per_gpu": (parts.gpus, source),
+            "layers_per_gpu": (list(parts.gpus), source),
             "tensor_split": (None, "equal shares; llama.cpp takes each GPU's free memory"),
             "pipeline_parallel_size": (count, "a GPU each: whole layers"),
         }
         if "gpus" not in given:
-            found["gpus"] = (count * replicas, "the GPUs that layers are dealt over")
+            found["gpus"] = (
+                count * replicas * given.get("tensor_parallel_size", 1),
+                "the GPUs that layers are dealt over",
+            )
         return found
 
-    def _context(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any], slots: int, unified: bool) -> tuple[int, str]:
+    def _context(
+        self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any], slots: int, unified: bool
+    ) -> tuple[int, str]:
         """The context of one slot: from -c, from the model, or as long as the memory allows (-1)."""
         asked = given.get("ctx_size")
         total = whole(asked, "--ctx-size", least=0, most=1 << 40) if asked is not None else 0
         if total:
-            return slot_tokens(total, slots, unified), f"-c over {slots} slots" if not unified else "-c, a pool for all slots"
+            return slot_tokens(
+                total, slots, unified
+            ), f"-c over {slots} slots" if not unified else "-c, a pool for all slots"
         trained = model.max_position_embeddings or 0
         if asked is None and gpu is not None:
             return -1, f"{_SERVER}: the trained context, or what --fit leaves of it"
-        return slot_tokens(trained, slots, unified), f"the trained context of {model.id}" + ("" if unified else f" over {slots} slots")
+        return slot_tokens(trained, slots, unified), f"the trained context of {model.id}" + (
+            "" if unified else f" over {slots} slots"
+        )
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
-        for name, flag in (("decode_context_parallel_size", "-dcp"), ("enable_expert_parallel", "--enable-expert-parallel")):
+        for name, flag in (
+            ("decode_context_parallel_size", "-dcp"),
+            ("enable_expert_parallel", "--enable-expert-parallel"),
+        ):
             if getattr(settings, name) not in (1, False):
-                raise UnsupportedError("llama.cpp has no such layout", where=flag, hint="--gpus N deals whole layers over N GPUs")
+                raise UnsupportedError(
+                    "llama.cpp has no such layout", where=flag, hint="--gpus N deals whole layers over N GPUs"
+                )
         if settings.kv_cache_memory_bytes is not None:
-            raise UnsupportedError("llama.cpp takes what its settings ask for, no budget", where="--kv-cache-memory-bytes", hint="use -c instead")
+            raise UnsupportedError(
+                "llama.cpp takes what its settings ask for, no budget",
+                where="--kv-cache-memory-bytes",
+                hint="use -c instead",
+            )
         known = facts(model)
         shape = self._shape(model, settings)
         self.kv_formats(model, settings)
         caches.pools(model, known, shape, self.kv_formats(model, settings), model.layers)
-        return [*_architecture_warnings(model, known), *_context_warnings(shape, settings), *getattr(model, "file_warnings", ())]
+        return [
+            *_architecture_warnings(model, known),
+            *_context_warnings(shape, settings),
+            *getattr(model, "file_warnings", ()),
+        ]
 
     def split_layers(self, num_layers: int, stages: int) -> list[int]:
         """Layers of each stage; those in host memory are counted with the first."""
@@ -168,8 +224,12 @@ class LlamaCpp(Engine):
         shape = geometry(settings, tokens=tokens)
         return shape if facts(model).flash else shape._replace(flash=False)
 
-    def _pools(self, model: ModelSpec, settings: Settings, layers: tuple[str, ...], tokens: int | None = None) -> list[CachePool]:
-        return caches.pools(model, facts(model), self._shape(model, settings, tokens), self.kv_formats(model, settings), layers)
+    def _pools(
+        self, model: ModelSpec, settings: Settings, layers: tuple[str, ...], tokens: int | None = None
+    ) -> list[CachePool]:
+        return caches.pools(
+            model, facts(model), self._shape(model, settings, tokens), self.kv_formats(model, settings), layers
+        )
 
     def _on_gpu(self, stage: Stage, settings: Settings, tokens: int | None = None) -> int:
         """Bytes of all caches on the GPU of a stage."""
@@ -192,7 +252,10 @@ class LlamaCpp(Engine):
 
     def terms(self, stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
         shape = self._shape(model, settings)
-        found = [buffers.compute_term(model, facts(model), shape, settings.pipeline_parallel_size), buffers.context_term()]
+        found = [
+            buffers.compute_term(model, facts(model), shape, settings.pipeline_parallel_size),
+            buffers.context_term(),
+        ]
         host = offload.host_term(stage, model, settings)
         return found if host is None else [host, *found]
 
@@ -242,10 +305,14 @@ class LlamaCpp(Engine):
 def _architecture_warnings(model: ModelSpec, known: Facts) -> list[str]:
     found = []
     if known.name is None:
-        found.append(f"llama.cpp (libllama 0.5.0) has no converter for {model.architecture}: planned as if it cached what the model needs")
+        found.append(
+            f"libllama 0.5.0 has no converter for {model.architecture}: planned as if it cached what the model needs"
+        )
     windowed = sum(n for n, m in model.mixers() if m.kind in ("sliding", "chunked"))
     if windowed and not known.windowed:
-        found.append(f"llama.cpp ignores the window of {model.id} ({known.name}): its {windowed} windowed layers cache every token")
+        found.append(
+            f"llama.cpp ignores the window of {known.name} models: {windowed} layers of {model.id} cache every token"
+        )
     if known.uncompressed_latent and any(m.kind == "mla" for _, m in model.mixers()):
         found.append(f"llama.cpp caches K and V of every head for {known.name}, not the latent row")
     return found

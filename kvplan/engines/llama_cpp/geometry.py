@@ -98,10 +98,18 @@ def flash_mode(value: Any) -> str:
         InputError: anything else.
     """
     text = str(value).strip().lower()
-    for mode, words in (("on", ("on", "true", "1", "enabled", "yes")), ("off", ("off", "false", "0", "disabled", "no")), ("auto", ("auto", "-1"))):
+    for mode, words in (
+        ("on", ("on", "true", "1", "enabled", "yes")),
+        ("off", ("off", "false", "0", "disabled", "no")),
+        ("auto", ("auto", "-1")),
+    ):
         if text in words:
             return mode
-    raise InputError(f"{printable(str(value), 40)!r} is not on, off or auto", where="--flash-attn", hint="type -fa on, -fa off or -fa auto")
+    raise InputError(
+        f"{printable(str(value), 40)!r} is not on, off or auto",
+        where="--flash-attn",
+        hint="type -fa on, -fa off or -fa auto",
+    )
 
 
 def whole(value: Any, flag: str, *, least: int = 1, most: int = 1 << 31) -> int:
@@ -112,7 +120,9 @@ def whole(value: Any, flag: str, *, least: int = 1, most: int = 1 << 31) -> int:
     """
     text = str(value).strip()
     if isinstance(value, bool) or not text.removeprefix("-").isdigit() or not text.isascii() or len(text) > 12:
-        raise InputError(f"{printable(text, 40)!r} is not a whole number", where=flag, hint=f"{flag} {max(least, 1)}, for example")
+        raise InputError(
+            f"{printable(text, 40)!r} is not a whole number", where=flag, hint=f"{flag} {max(least, 1)}, for example"
+        )
     number = int(text)
     if not least <= number <= most:
         raise InputError(f"{number:,} is out of range", where=flag, hint=f"from {least:,} to {most:,}")

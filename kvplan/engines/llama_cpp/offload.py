@@ -52,7 +52,9 @@ def parse_shares(value: Any) -> tuple[float, ...] | None:
         shares = ()
     if not shares or len(shares) > MAX_GPUS or not all(0 <= s < 1e12 for s in shares) or not sum(shares):
         raise InputError(
-            f"{printable(str(value), 40)!r} is not a list of shares", where="--tensor-split", hint=f"type -ts 3,1 (at most {MAX_GPUS} GPUs)"
+            f"{printable(str(value), 40)!r} is not a list of shares",
+            where="--tensor-split",
+            hint=f"type -ts 3,1 (at most {MAX_GPUS} GPUs)",
         )
     return shares
 
@@ -87,7 +89,9 @@ def split(num_layers: int, on_gpus: int, shares: Sequence[float]) -> Split:
     empty = next((i for i, n in enumerate(counts) if not n), None)
     if len(counts) > 1 and empty is not None:
         raise UnsupportedError(
-            f"GPU {empty} would hold none of {num_layers} layers", where="--tensor-split", hint="type fewer --gpus, or other shares"
+            f"GPU {empty} would hold none of {num_layers} layers",
+            where="--tensor-split",
+            hint="type fewer --gpus, or other shares",
         )
     return Split(host, tuple(counts))
 
@@ -109,9 +113,8 @@ def host_term(stage: Stage, model: ModelSpec, settings: Settings) -> Term | None
 
 def stage_span(stage: Stage, settings: Settings) -> tuple[int, int]:
     """(first, end) of the layers that this stage keeps on its GPU, counted in the model."""
-    host, counts = settings.extra["host_layers"], settings.extra["layers_per_gpu"]
-    start = host + sum(counts[: stage.index])
-    return start, start + counts[stage.index]
+    host = settings.extra["host_layers"] if stage.first else 0
+    return stage.first_layer + host, stage.first_layer + stage.spec.num_layers
 
 
 def _file_bytes(stage: Stage, model: ModelSpec, settings: Settings) -> int | None:
@@ -142,18 +145,20 @@ def _host_bytes(stage: Stage, model: ModelSpec, settings: Settings) -> int:
 def _sizer(model: ModelSpec, settings: Settings) -> Callable[[Tensor, int | None], int]:
     """Bytes of a tensor as the chosen weights store it: the checkpoint's formats, or --weights."""
     rest = get_format(model.dtype, use="weights")
-    roles: frozenset[str] = frozenset()
-    chosen = rest
+    chosen, roles, others = rest, frozenset[str](), dict[str, Format]()
     if settings.weights != "auto":
         chosen = get_format(settings.weights, use="weights", where="--weights")
-        whole_file = chosen.block_elements == 1 and chosen.block_bytes >= 2 and not chosen.mix
-        rest = chosen if whole_file else rest
-        roles = frozenset() if whole_file else frozenset(chosen.weight_roles)
+        if chosen.block_elements == 1 and chosen.block_bytes >= 2 and not chosen.mix:
+            rest = chosen
+        else:
+            rest = get_format(chosen.rest_format, use="weights") if chosen.rest_format else rest
+            roles = frozenset(chosen.weight_roles)
     elif model.checkpoint is not None:
         chosen, roles = get_format(model.checkpoint.format, use="weights"), frozenset(model.checkpoint.roles)
+        others = {role: get_format(name, use="weights") for role, name in model.checkpoint.overrides.items()}
 
     def stored(tensor: Tensor, layer: int | None) -> int:
-        fmt: Format = chosen if tensor.role in roles else rest
+        fmt = others.get(tensor.role, chosen if tensor.role in roles else rest)
         if fmt.mix:
             from kvplan.spec.gguf_mix import tensor_bytes
 

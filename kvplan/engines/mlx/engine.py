@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.engines.base import CachePool, Settings, Stage, Term
+from kvplan.engines.common import forward_term, maybe_number, whole_number
 from kvplan.engines.mlx import growth
-from kvplan.engines.mlx.models import FLOAT32_STATES, MAKE_CACHE, MIXED_WINDOWS, REBUILT, WINDOWED
+from kvplan.engines.mlx.models import FLOAT32_STATES, LISTED, MAKE_CACHE, MIXED_WINDOWS, REBUILT, WINDOWED
 from kvplan.engines.rows import Rows, architecture_key, cache_rows
 from kvplan.engines.sequences import SequenceEngine
 from kvplan.engines.versions import version_key
@@ -63,12 +64,12 @@ class Mlx(SequenceEngine):
 
     def budget_bytes(self, total_bytes: int, settings: Settings) -> int:
         """The working set that Metal recommends, to which MLX-LM sets the wired limit."""
-        limit = _number(settings, "iogpu_wired_limit_mb")
+        limit = maybe_number(settings, "iogpu_wired_limit_mb")
         return total_bytes if limit is None else min(total_bytes, limit * MIB)
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
-        key, warnings, bits = architecture_key(model), [], self._bits(settings)
-        if _number(settings, "max_kv_size") is not None and key in MAKE_CACHE:
+        key, warnings, bits = architecture_key(model), [*self.warnings], self._bits(settings)
+        if maybe_number(settings, "max_kv_size") is not None and key in MAKE_CACHE:
             warnings.append(f"--max-kv-size has no effect: {model.id} makes its own caches (make_cache)")
         if bits is not None:
             warnings += self._check_quantised(model, settings)
@@ -85,42 +86,55 @@ class Mlx(SequenceEngine):
         Raises:
             UnsupportedError: a cache class or a head size that cannot be quantised.
         """
-        start, group = _number(settings, "quantized_kv_start") or 0, self._group(settings)
+        start, group = whole_number(settings, "quantized_kv_start", 0, least=0), self._group(settings)
         parts = [p for p in self.parts(model, settings) if p.kind == "sliding" or p.quantised]
         if settings.max_model_len >= start:
             if any(p.kind == "sliding" for p in parts):
                 raise UnsupportedError(
-                    f"rotating caches cannot be quantised: {model.id} fails at {start:,} tokens", where="--kv-bits",
+                    f"rotating caches cannot be quantised: {model.id} fails at {start:,} tokens",
+                    where="--kv-bits",
                     hint="leave --kv-bits out",
-                )  # fmt: skip
+                )
             if any(p.row.kind == "mla" and architecture_key(model) not in REBUILT for p in parts):
                 raise UnsupportedError(
-                    f"the latent attention of {model.id} does not take a quantised cache", where="--kv-bits", hint="leave --kv-bits out",
-                )  # fmt: skip
+                    f"the latent attention of {model.id} does not take a quantised cache",
+                    where="--kv-bits",
+                    hint="leave --kv-bits out",
+                )
         bad = next((p.row.head_dim for p in parts if p.row.head_dim % group), None)
         if bad is not None:
             near = max((g for g in GROUPS if bad % g == 0), default=None)
             hint = f"type --kv-group-size {near}" if near else "leave --kv-bits out"
-            raise UnsupportedError(f"groups of {group} do not divide a head of {bad}", where="--kv-group-size", hint=hint)
+            raise UnsupportedError(
+                f"groups of {group} do not divide a head of {bad}", where="--kv-group-size", hint=hint
+            )
         if settings.request_tokens < start:
             return [f"below {start:,} tokens nothing is quantised (--quantized-kv-start)"]
         return []
 
     @staticmethod
     def _bits(settings: Settings) -> int | None:
-        bits = _number(settings, "kv_bits")
+        bits = maybe_number(settings, "kv_bits")
         if bits is not None and bits not in BITS:
-            raise UnsupportedError(f"mlx quantises to {', '.join(map(str, BITS))} bits, not {bits}", where="--kv-bits", hint="type --kv-bits 4")
+            raise UnsupportedError(
+                f"mlx quantises to {', '.join(map(str, BITS))} bits, not {bits}",
+                where="--kv-bits",
+                hint="type --kv-bits 4",
+            )
         if bits is None and any(n in settings.extra for n in ("kv_group_size", "quantized_kv_start")):
             raise InputError("is a setting of the quantised cache", where="--kv-group-size", hint="add --kv-bits 4")
         return bits
 
     @staticmethod
     def _group(settings: Settings) -> int:
-        group = _number(settings, "kv_group_size") or 64
+        group = whole_number(settings, "kv_group_size", 64)
         if group not in GROUPS:
             near = min(GROUPS, key=lambda g: abs(g - group))
-            raise UnsupportedError(f"mlx quantises in groups of 32, 64 or 128, not {group}", where="--kv-group-size", hint=f"type --kv-group-size {near}")
+            raise UnsupportedError(
+                f"mlx quantises in groups of 32, 64 or 128, not {group}",
+                where="--kv-group-size",
+                hint=f"type --kv-group-size {near}",
+            )
         return group
 
     @staticmethod
@@ -137,9 +151,13 @@ class Mlx(SequenceEngine):
             UnsupportedError: a kind of layer that is not modelled.
         """
         if any(m.kind in ("compressed", "cross") for _, m in model.mixers()):
-            raise UnsupportedError(f"{model.id}: its caches under mlx-lm are not modelled", where="--engine mlx", hint="type --engine generic")
+            raise UnsupportedError(
+                f"{model.id}: its caches under mlx-lm are not modelled",
+                where="--engine mlx",
+                hint="type --engine generic",
+            )
         key, found = architecture_key(model), []
-        windows, size = self._windows(model), _number(settings, "max_kv_size")
+        windows, size = self._windows(model), maybe_number(settings, "max_kv_size")
         for row in cache_rows(model, rebuilt=key in REBUILT):
             kind = "full"
             if size is not None and key not in MAKE_CACHE:
@@ -149,18 +167,17 @@ class Mlx(SequenceEngine):
             elif row.window is not None and windows:
                 kind = "sliding"
             if row.k or row.v:
-                alone = not row.has_state and not row.index  # in a CacheList nothing is converted
-                found.append(Part(kind, row, row.k, row.v, kind == "full" and alone))
-            if row.index:
-                zeros = row.index if version_key(settings.engine_version) <= ZERO_VALUES_UNTIL else 0
-                found.append(Part("index", row, row.index, zeros, False))
+                found.append(Part(kind, row, row.k, row.v, kind == "full" and key not in LISTED))
+            if row.index_key:
+                zeros = row.index_key if version_key(settings.engine_version) <= ZERO_VALUES_UNTIL else 0
+                found.append(Part("index", row, row.index_key, zeros, False))
             if row.has_state:
                 found.append(Part("recurrent", row, 0, 0, False))
         return found
 
     @staticmethod
     def _slots(part: Part, settings: Settings, prompt: int, tokens: int) -> growth.Slots:
-        step = _number(settings, "prefill_step_size") or 2048
+        step = whole_number(settings, "prefill_step_size", 2048)
         if part.kind == "sliding":
             return growth.rotating(prompt, tokens, step, part.row.window or 1)
         if part.kind == "chunked":
@@ -187,11 +204,13 @@ class Mlx(SequenceEngine):
             many = batch * part.row.layers
             have = found.get(part.kind, CachePool(part.kind, cells, None, 0, 0, 0))
             cells = max(filter(None, (have.cells, cells)), default=None)
-            found[part.kind] = CachePool(part.kind, cells, None, have.bytes + many * (k + v), have.k_bytes + many * k, have.v_bytes + many * v)
+            found[part.kind] = CachePool(
+                part.kind, cells, None, have.bytes + many * (k + v), have.k_bytes + many * k, have.v_bytes + many * v
+            )
         return tuple(found.values())
 
     def _converted(self, settings: Settings, tokens: int) -> bool:
-        return self._bits(settings) is not None and tokens >= (_number(settings, "quantized_kv_start") or 0)
+        return self._bits(settings) is not None and tokens >= whole_number(settings, "quantized_kv_start", 0, least=0)
 
     def peak_bytes(self, spec: ModelSpec, settings: Settings, batch: int, prompt: int, tokens: int) -> int:
         """The most at once: while the prompt comes in, while a layer grows, or while a layer is quantised."""
@@ -218,8 +237,8 @@ class Mlx(SequenceEngine):
 
     def _conversion_bytes(self, parts: list[Part], spec: ModelSpec, settings: Settings, batch: int, prompt: int) -> int:
         """The whole cache in full precision at the moment of conversion, and one layer quantised beside it."""
-        size, start = self._dtype(spec, settings).block_bytes, _number(settings, "quantized_kv_start") or 0
-        step = _number(settings, "prefill_step_size") or 2048
+        size, start = self._dtype(spec, settings).block_bytes, whole_number(settings, "quantized_kv_start", 0, least=0)
+        step = whole_number(settings, "prefill_step_size", 2048)
         at = min(prompt, max(1, -(-start // step)) * step) if start <= prompt else start
         total = beside = 0
         for part in parts:
@@ -242,7 +261,11 @@ class Mlx(SequenceEngine):
         name = model.dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
         found = get_format(name, use="cache", where="--kv-cache-dtype")
         if found.name not in ("fp32", "bf16", "fp16"):
-            raise UnsupportedError(f"mlx-lm keeps the cache in the model's dtype, not in {found.name}", where="--kv-cache-dtype", hint="type --kv-bits 4")
+            raise UnsupportedError(
+                f"mlx-lm keeps the cache in the model's dtype, not in {found.name}",
+                where="--kv-cache-dtype",
+                hint="type --kv-bits 4",
+            )
         return found
 
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
@@ -251,39 +274,22 @@ class Mlx(SequenceEngine):
         if bits is not None:
             group = self._group(settings)
             fmt = Format(
-                name=f"mlx{bits}_g{group}", block_elements=group, block_bytes=group * bits // 8 + 2 * plain.block_bytes, use="cache",
-                source="mlx-lm 0.32.2 mlx_lm/models/cache.py, QuantizedKVCache: scale and bias per group in the model's dtype",
-            )  # fmt: skip
+                name=f"mlx{bits}_g{group}",
+                block_elements=group,
+                block_bytes=group * bits // 8 + 2 * plain.block_bytes,
+                use="cache",
+                source="mlx-lm 0.32.2 mlx_lm/models/cache.py, QuantizedKVCache: scale and bias per group",
+            )
         return KvFormats(fmt, fmt, plain, plain.block_bytes, 4)
 
     def terms(self, stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
         """Activations of one chunk of the prompt and its logits."""
-        wide = 0
-        for name in stage.spec.layer_counts:
-            for ffn in stage.spec.blocks[name].ffns:
-                wide = max(wide, getattr(ffn, "intermediate_size", 0) * getattr(ffn, "experts_per_token", 1))
-        rows = settings.concurrency_per_replica * min(settings.prompt_tokens, _number(settings, "prefill_step_size") or 2048)
-        peak = 2 * rows * (3 * wide + 4 * model.hidden_size) + 6 * settings.concurrency_per_replica * model.vocab_size
-        source = f"{rows:,} tokens of one chunk through the widest layer, and the last logits; buffers that MLX keeps for reuse are in the bound"
-        return [Term("activation peak", "activation", peak, peak // 2, 3 * peak, "modelled", source)]
+        batch = settings.concurrency_per_replica
+        rows = batch * min(settings.prompt_tokens, whole_number(settings, "prefill_step_size", 2048))
+        return [forward_term(stage, model, rows, batch, "one chunk of each prompt")]
 
 
 def _state_sizes(row: Rows, size: int) -> tuple[int, int]:
     """(convolution bytes, recurrent bytes) of one layer and sequence; kernel - 1 columns."""
     conv = (row.conv_channels * row.conv_columns + row.shift) * size
     return conv, row.recurrent * (4 if row.kind in FLOAT32_STATES else size)
-
-
-def _number(settings: Settings, name: str) -> int | None:
-    """A whole-number setting of `extra`; None where it is not set.
-
-    Raises:
-        InputError: not a whole number, or below what makes sense.
-    """
-    value = settings.extra.get(name)
-    if value is None:
-        return None
-    least = 0 if name == "quantized_kv_start" else 1
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1 << 40:
-        raise InputError(f"{value!r} is not a whole number of at least {least}", where="--" + name.replace("_", "-"), hint="check the digits")
-    return value

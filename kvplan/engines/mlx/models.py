@@ -27,6 +27,9 @@ MAKE_CACHE = WINDOWED | MIXED_WINDOWS | frozenset(
 )  # fmt: skip
 """Architectures that make their own caches, so that ``--max-kv-size`` is ignored."""
 
+LISTED = frozenset({"falconh1", "baichuanm1", "deepseekv32", "glmmoedsa", "longcatflash", "longcatflashngram"})
+"""Architectures whose layers hold their caches in a ``CacheList``, which ``--kv-bits`` leaves as they are."""
+
 REBUILT = frozenset({"deepseekv2", "minicpm3", "youtu", "youtullm"})
 """Latent attention whose K and V are rebuilt for every head before they are cached."""
 

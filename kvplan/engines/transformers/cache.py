@@ -84,8 +84,8 @@ def pools(rows: list[Rows], layout: Layout, batch: int, prompt: int, tokens: int
         if row.k or row.v:
             k, v = (_attention(row, layout, batch, prompt, tokens, n, e) for e in (row.k, row.v))
             add(kind if not row.has_state else "full", n, row.layers * k, row.layers * v)
-        if row.index:
-            add("index", n, row.layers * batch * n * row.index * layout.element_bytes, 0)
+        if row.index_key:
+            add("index", n, row.layers * batch * n * row.index_key * layout.element_bytes, 0)
         if row.has_state:
             kind = "recurrent outside the cache" if row.kind in OUTSIDE else "recurrent"
             add(kind, None, *(row.layers * batch * size for size in state_sizes(row, layout)))
@@ -127,16 +127,26 @@ def peak_bytes(rows: list[Rows], layout: Layout, batch: int, prompt: int, tokens
         return held
     if layout.implementation == "static":
         rolled = [r for r in growing if r.window is not None and tokens > min(r.window, layout.static_tokens)]
-        return held + max((batch * entries(r, layout, 0) * (r.k + r.v) * layout.element_bytes for r in rolled), default=0)
+        return held + max(
+            (batch * entries(r, layout, 0) * (r.k + r.v) * layout.element_bytes for r in rolled), default=0
+        )
     if layout.implementation == "quantized":
         before, _ = layout.split(prompt, tokens - 1)
         copies = (before if tokens > prompt else 0) + tokens
         if layout.backend == "fp8":
             copies = tokens
         return held + max(batch * copies * (r.k + r.v) for r in growing) * layout.element_bytes
-    peak = storage_bytes(rows, layout, batch, prompt) + max(batch * prompt * max(r.k, r.v) for r in growing) * layout.element_bytes
+    peak = (
+        storage_bytes(rows, layout, batch, prompt)
+        + max(batch * prompt * max(r.k, r.v) for r in growing) * layout.element_bytes
+    )
     if tokens > prompt:
-        old = max(batch * min(tokens - 1, r.window - 1 if r.window and layout.implementation == "dynamic" else tokens) * max(r.k, r.v) for r in growing)
+        old = max(
+            batch
+            * min(tokens - 1, r.window - 1 if r.window and layout.implementation == "dynamic" else tokens)
+            * max(r.k, r.v)
+            for r in growing
+        )
         views = sum(r.layers * batch * (r.k + r.v) for r in growing if sliced(r, layout, tokens)) * layout.element_bytes
         peak = max(peak, held + views + old * layout.element_bytes)
     return peak

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.engines.base import Settings, Stage, Term
+from kvplan.engines.common import context_term, forward_term, whole_number
 from kvplan.engines.rows import Rows, cache_rows
 from kvplan.engines.sequences import SequenceEngine
 from kvplan.engines.transformers import cache
 from kvplan.engines.versions import at_least
 from kvplan.errors import InputError, UnsupportedError
 from kvplan.spec.formats import Format, get_format
-from kvplan.units import GIB, MIB
 
 if TYPE_CHECKING:
     from kvplan.engines.base import CachePool
@@ -39,7 +39,7 @@ class Transformers(SequenceEngine):
 
     name = "transformers"
     version = "5.24.0"
-    versions = ("5.24.0", "4.57.6")
+    versions = ("4.57.6", "5.24.0")
     summary = "a tensor per layer and sequence: growing by concatenation, static, or quantised with a residual"
     settings = frozenset({"cache_implementation", "max_cache_len", *QUANTIZED_ONLY})
 
@@ -54,18 +54,22 @@ class Transformers(SequenceEngine):
             found["cache_backend"] = ("quanto", source)
             if given.get("cache_backend") != "fp8":
                 layer = "transformers 5.24.0 cache_utils.py, QuantizedLayer"
-                found |= {"cache_nbits": (4, layer), "cache_group_size": (64, layer), "cache_residual_length": (128, layer)}
+                found |= {
+                    "cache_nbits": (4, layer),
+                    "cache_group_size": (64, layer),
+                    "cache_residual_length": (128, layer),
+                }
         return found
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
         layout, rows = self.layout(model, settings), self.rows(model, settings)
         if layout.implementation == "quantized":
             self._check_quantized(model, settings, layout, rows)
-        warnings = []
+        warnings = [*self.warnings]
         if not at_least(settings.engine_version, LATENT_SINCE) and any(r.kind == "mla" for r in rows):
             size = max((r.k + r.v) * layout.element_bytes for r in rows if r.kind == "mla")
             warnings.append(
-                f"transformers {settings.engine_version} caches K and V rebuilt from the latent row: {size:,} B per token "
+                f"transformers {settings.engine_version} caches K and V rebuilt from the latent: {size:,} B a token "
                 f"and layer; {LATENT_SINCE} and later cache the row"
             )
         if layout.implementation == "dynamic" and any(r.window and settings.prompt_tokens >= r.window for r in rows):
@@ -81,12 +85,13 @@ class Transformers(SequenceEngine):
         """
         flag = "--cache-implementation"
         old = not at_least(settings.engine_version, UNIFIED_SINCE)
-        odd = sorted({r.kind for r in rows if r.has_state or r.index or r.fixed_entries or (r.window and not old)})
+        odd = sorted({r.kind for r in rows if r.has_state or r.index_key or r.fixed_entries or (r.window and not old)})
         if odd:
             raise UnsupportedError(
-                f"transformers quantises the cache of models with full attention only; {model.id} has {', '.join(odd)} layers",
-                where=flag, hint=f"type {flag} dynamic",
-            )  # fmt: skip
+                f"only caches of full attention are quantised; {model.id} has {', '.join(odd)} layers",
+                where=flag,
+                hint=f"type {flag} dynamic",
+            )
         if layout.backend == "fp8":
             return
         bad = next((r for r in rows if any(e % layout.group for e in (r.k, r.v))), None)
@@ -94,8 +99,9 @@ class Transformers(SequenceEngine):
             near = max((g for g in (16, 32, 64, 128) if bad.k % g == 0 and bad.v % g == 0), default=1)
             raise UnsupportedError(
                 f"groups of {layout.group} do not divide the {bad.k} and {bad.v} elements of a token's K and V",
-                where="--cache-group-size", hint=f"type --cache-group-size {near}",
-            )  # fmt: skip
+                where="--cache-group-size",
+                hint=f"type --cache-group-size {near}",
+            )
 
     def layout(self, model: ModelSpec, settings: Settings) -> cache.Layout:
         """The settings that decide the bytes.
@@ -106,20 +112,30 @@ class Transformers(SequenceEngine):
         chosen = str(settings.extra.get("cache_implementation", "dynamic"))
         flag = "--cache-implementation"
         if chosen not in IMPLEMENTATIONS:
-            more = "offloaded and paged caches are not modelled; " if chosen in ("offloaded", "offloaded_static", "paged") else ""
-            raise UnsupportedError(f"no cache implementation {chosen!r}", where=flag, hint=f"{more}type one of {', '.join(IMPLEMENTATIONS)}")
+            more = (
+                "offloaded and paged caches are not modelled; "
+                if chosen in ("offloaded", "offloaded_static", "paged")
+                else ""
+            )
+            raise UnsupportedError(
+                f"no cache implementation {chosen!r}",
+                where=flag,
+                hint=f"{more}type one of {', '.join(IMPLEMENTATIONS)}",
+            )
         self._check_stray(settings, chosen)
         size = self._dtype(model, settings).block_bytes
         state = 4 if at_least(settings.engine_version, UNIFIED_SINCE) or _delta_only(model) else size
-        cells = _count(settings, "max_cache_len", settings.max_model_len)
+        cells = whole_number(settings, "max_cache_len", settings.max_model_len)
         plain = cache.Layout(chosen, size, state, cells)
         if chosen != "quantized":
             return plain
         backend, nbits = self._backend(settings)
         return plain._replace(
-            backend=backend, nbits=nbits, group=_count(settings, "cache_group_size", 64),
-            residual=_count(settings, "cache_residual_length", 128, least=0),
-        )  # fmt: skip
+            backend=backend,
+            nbits=nbits,
+            group=whole_number(settings, "cache_group_size", 64),
+            residual=whole_number(settings, "cache_residual_length", 128, least=0),
+        )
 
     @staticmethod
     def _check_stray(settings: Settings, chosen: str) -> None:
@@ -128,7 +144,9 @@ class Transformers(SequenceEngine):
             owner = "static" if name == "max_cache_len" else "quantized"
             if name in settings.extra and chosen != owner:
                 flag = "--" + name.replace("_", "-")
-                raise InputError(f"is a setting of the {owner} cache", where=flag, hint=f"add --cache-implementation {owner}")
+                raise InputError(
+                    f"is a setting of the {owner} cache", where=flag, hint=f"add --cache-implementation {owner}"
+                )
 
     @staticmethod
     def _backend(settings: Settings) -> tuple[str, int]:
@@ -142,20 +160,27 @@ class Transformers(SequenceEngine):
         if backend not in known:
             more = f" (fp8 since {FP8_SINCE})" if backend == "fp8" else ""
             raise UnsupportedError(
-                f"transformers {settings.engine_version} has no cache backend {backend!r}{more}", where="--cache-backend",
+                f"transformers {settings.engine_version} has no cache backend {backend!r}{more}",
+                where="--cache-backend",
                 hint=f"type one of {', '.join(known)}",
-            )  # fmt: skip
+            )
         if backend == "fp8":
             given = [n for n in QUANTIZED_ONLY if n != "cache_backend" and n in settings.extra]
             if given:
                 flag = "--" + given[0].replace("_", "-")
-                raise UnsupportedError("the fp8 backend has one scale per tensor and takes no such setting", where=flag, hint="leave it out")
+                raise UnsupportedError(
+                    "the fp8 backend has one scale per tensor and takes no such setting",
+                    where=flag,
+                    hint="leave it out",
+                )
             return backend, 8
-        nbits = _count(settings, "cache_nbits", 4)
+        nbits = whole_number(settings, "cache_nbits", 4)
         if nbits not in BACKENDS[backend]:
             near = min(BACKENDS[backend], key=lambda b: abs(b - nbits))
             fails = "fails to run with" if (backend, nbits) == ("hqq", 3) else "does not take"
-            raise UnsupportedError(f"{backend} {fails} {nbits} bits", where="--cache-nbits", hint=f"type --cache-nbits {near}")
+            raise UnsupportedError(
+                f"{backend} {fails} {nbits} bits", where="--cache-nbits", hint=f"type --cache-nbits {near}"
+            )
         return backend, nbits
 
     @staticmethod
@@ -165,9 +190,10 @@ class Transformers(SequenceEngine):
         found = get_format(name, use="cache", where="--kv-cache-dtype")
         if found.name not in DTYPES:
             raise UnsupportedError(
-                f"transformers keeps the cache in the model's dtype, not in {found.name}", where="--kv-cache-dtype",
+                f"transformers keeps the cache in the model's dtype, not in {found.name}",
+                where="--kv-cache-dtype",
                 hint="type --cache-implementation quantized --cache-nbits 4",
-            )  # fmt: skip
+            )
         return found
 
     def rows(self, model: ModelSpec, settings: Settings) -> list[Rows]:
@@ -177,9 +203,15 @@ class Transformers(SequenceEngine):
             UnsupportedError: a kind of layer whose cache class is not modelled.
         """
         if any(mixer.kind == "compressed" for _, mixer in model.mixers()):
-            raise UnsupportedError(f"{model.id}: the compressed caches of transformers are not modelled", where="--engine transformers", hint="type --engine generic")
+            raise UnsupportedError(
+                f"{model.id}: the compressed caches of transformers are not modelled",
+                where="--engine transformers",
+                hint="type --engine generic",
+            )
         rows = cache_rows(model, rebuilt=not at_least(settings.engine_version, LATENT_SINCE))
-        if settings.extra.get("cache_implementation") == "quantized" and not at_least(settings.engine_version, UNIFIED_SINCE):
+        if settings.extra.get("cache_implementation") == "quantized" and not at_least(
+            settings.engine_version, UNIFIED_SINCE
+        ):
             rows = [r._replace(window=None) for r in rows]
         return rows
 
@@ -213,16 +245,11 @@ class Transformers(SequenceEngine):
 
     def terms(self, stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
         """Activations of the prompt, which is not divided into chunks, and the CUDA context."""
-        batch, wide = settings.concurrency_per_replica, 0
-        for name in stage.spec.layer_counts:
-            for ffn in stage.spec.blocks[name].ffns:
-                wide = max(wide, getattr(ffn, "intermediate_size", 0) * getattr(ffn, "experts_per_token", 1))
-        forward = 2 * batch * settings.prompt_tokens * (3 * wide + 4 * model.hidden_size)
-        logits = 6 * batch * model.vocab_size if stage.last else 0
-        peak = forward + logits
-        source = f"{batch:,} prompts of {settings.prompt_tokens:,} tokens at once through the widest layer, and their last logits"
-        context = Term("CUDA context", "runtime", GIB // 2, 300 * MIB, GIB, "modelled", "context and cuBLAS workspace; not fitted")
-        return [Term("activation peak", "activation", peak, peak // 2, 2 * peak, "modelled", source), context]
+        batch = settings.concurrency_per_replica
+        return [
+            forward_term(stage, model, batch * settings.prompt_tokens, batch, "all prompts at once"),
+            context_term(),
+        ]
 
 
 def _delta_only(model: ModelSpec) -> bool:
@@ -234,18 +261,9 @@ def _group_format(layout: cache.Layout) -> Format:
     """The quantised store as a format: `group` elements with a scale and a zero point in the model's dtype."""
     size = layout.group * layout.nbits // 8 + 2 * layout.element_bytes
     return Format(
-        name=f"{layout.backend}{layout.nbits}_g{layout.group}", block_elements=layout.group, block_bytes=size, use="cache",
+        name=f"{layout.backend}{layout.nbits}_g{layout.group}",
+        block_elements=layout.group,
+        block_bytes=size,
+        use="cache",
         source="transformers 5.24.0 cache_utils.py: scale and zero point per group in the model's dtype",
-    )  # fmt: skip
-
-
-def _count(settings: Settings, name: str, default: int, least: int = 1) -> int:
-    """A whole-number setting of `extra`.
-
-    Raises:
-        InputError: not a whole number of at least `least`.
-    """
-    value = settings.extra.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1 << 40:
-        raise InputError(f"{value!r} is not a whole number of at least {least}", where="--" + name.replace("_", "-"), hint="check the digits")
-    return value
+    )

@@ -59,7 +59,12 @@ BACKENDS: dict[str, Backend] = {
 INDEXER = Backend((64,), "index", multiple=False)
 """The sparse-attention indexer's own cache (``DeepseekV32IndexerBackend``)."""
 
-_ORDER = {
+BLOCK_SPARSE = Backend((128,), "index", multiple=False)
+"""Sparse attention over K and V by blocks of 128 tokens (MiniMax-M3: ``vllm/models/minimax_m3/common/``)."""
+PLAIN_FORMATS = ("bf16", "fp16", "fp32")
+"""Cache formats that every backend reads."""
+
+_ORDER: dict[str, dict[int, tuple[str, ...]]] = {
     "mla": {10: ("FLASHINFER_MLA", "CUTLASS_MLA", "FLASHMLA", "TRITON_MLA"), 12: ("TRITON_MLA",),
             0: ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA")},
     "sparse": {10: ("FLASHINFER_MLA_SPARSE", "FLASHMLA_SPARSE"), 12: ("FLASHINFER_MLA_SPARSE_SM120",),
@@ -83,7 +88,13 @@ def get_backend(name: str) -> Backend:
 
 
 def choose(
-    family: str, capability: str, rules: Rules, *, quantized: bool, cache_format: str = "", block_size: int | None = None
+    family: str,
+    capability: str,
+    rules: Rules,
+    *,
+    quantized: bool,
+    cache_format: str = "",
+    block_size: int | None = None,
 ) -> str:
     """The backend that vLLM picks.
 
@@ -113,7 +124,7 @@ def choose(
             return name
     if not able or block_size is None:
         raise UnsupportedError(
-            f"vLLM {rules.name} has no attention backend for {family} attention with this cache on compute capability {capability}",
+            f"vLLM {rules.name} has no backend for {family} attention with this cache on capability {capability}",
             where="--engine vllm",
             hint="type --engine generic for the arithmetic alone",
         )
@@ -169,7 +180,9 @@ def preferred_block(backends: list[Backend]) -> int:
     for size in candidates:
         if all(b.takes(size) for b in backends):
             return size
-    raise UnsupportedError("the attention backends share no block size", where="--block-size", hint="type --engine generic")
+    raise UnsupportedError(
+        "the attention backends share no block size", where="--block-size", hint="type --engine generic"
+    )
 
 
 def window_block(backend: Backend, block_size: int) -> int:

@@ -1,9 +1,9 @@
-"""How many bytes of a GPU vLLM 0.33 spends on other things than the cache.
+"""How many bytes of a GPU vLLM spends on other things than the cache, by version.
 
-The terms follow from structure: what the profiling run allocates at its peak (sampler or forward
-pass, whichever is larger), what the runner keeps, what graph capture is estimated at. All of them
-are modelled and carry bounds; the rules were read in vLLM 0.33.0 ``vllm/v1/worker/gpu_worker.py``
-(``determine_available_memory``), ``vllm/v1/worker/gpu/`` and ``vllm/v1/sample/``.
+``available = ceil(total x utilisation) - weights - activation - outside torch - graphs``. The terms
+follow from the structure of the model and from what the profiling run of that version does; the
+weights themselves are the planner's. What no version number decides (which sampler was importable,
+whether the compile cache was warm, how far an estimate of graphs is off) is in the bounds.
 """
 
 from __future__ import annotations
@@ -11,121 +11,125 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplan.engines.base import Settings, Stage, Term
+from kvplan.engines.vllm import budget_activation as activation
+from kvplan.engines.vllm import budget_outside as outside
+from kvplan.engines.vllm import budget_versions as versions
+from kvplan.engines.vllm import budget_weights as loaded
+from kvplan.engines.vllm import speculation
 from kvplan.units import GIB, MIB
 
 if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-SAMPLER_BYTES = 14
-"""Per row and vocabulary element at the sampler's peak: bf16 logits 2, fp32 copy 4, masked logits 4,
-probabilities 4 (FlashInfer path)."""
-KEPT_BYTES_QUARTERS = 17
-"""Kept for ever per sequence and vocabulary element, in quarter bytes: int32 output counts and two bit masks."""
+SETTINGS = frozenset(
+    {
+        "flashinfer_sampler", "model_runner", "compile_cache", "language_model_only", "skip_mm_profiling",
+        "max_cudagraph_capture_size", "enable_lora", "max_loras", "max_lora_rank",
+    }
+)  # fmt: skip
+"""Engine settings (in `Settings.extra`) that the budget reads; all may be absent."""
+
+MARGIN_BYTES = 128 * MIB
+"""Added to the upper bound of the peak: small tensors that no rule counts."""
+V2_KEPT_QUARTERS = 17
+"""The V2 runner keeps, per sequence and vocabulary element, an int32 count and two bits: 4.25 bytes."""
 
 
-def activation_term(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> Term:
-    """The peak of the profiling run above the weights, with what the runner keeps."""
-    batched, seqs = settings.max_num_batched_tokens or 0, settings.max_num_seqs or 0
-    rows, hidden = min(batched, seqs), model.hidden_size
-    forward = forward_bytes(stage, model, settings)
-    sampler = kept = 0
-    if stage.last:
-        sampler = SAMPLER_BYTES * rows * model.vocab_size + 2 * hidden * (batched + 2 * rows)
-        kept = KEPT_BYTES_QUARTERS * seqs * model.vocab_size // 4
-    workspace = expert_workspace_bytes(stage, model, settings)
-    cublas = (32 if _major(gpu) >= 9 else 8) * MIB
-    peak = cublas + kept + workspace + max(sampler, forward)
-    which = "sampler" if sampler > forward else "forward pass"
-    low = cublas + workspace + max(forward, min(sampler, 2 * rows * model.vocab_size))
-    high = peak + max(peak // 4, GIB // 4)
+def terms(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
+    """Every term of one rank besides the weights of the checkpoint."""
+    draft = speculation.of(settings)
+    ahead = speculation.tokens_ahead(draft, len(model.draft_layers)) if draft else 0
+    runner = versions.runner(model, settings, gpu, draft.method if draft else None)
+    rows, _ = activation.rows_and_tokens(settings)
+    path = versions.sampler(settings, gpu, runner, rows)
+    found = [
+        loaded.rope_term(stage, model, settings),
+        loaded.padding_term(stage, model, settings, gpu),
+        loaded.encoder_left_out(stage, model, settings),
+        loaded.lora_term(stage, model, settings),
+        activation_term(stage, model, settings, gpu, runner, path, bool(draft)),
+        kept_term(stage, model, settings, gpu, runner, path),
+        fragments_term(stage, model, settings),
+        outside.graph_term(stage, settings, gpu, runner, ahead),
+        outside.outside_term(settings, gpu),
+    ]
+    return [term for term in found if term is not None]
+
+
+def activation_term(
+    stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, runner: int, path: versions.Sampler, drafts: bool
+) -> Term:
+    """The peak of the profiling run: the largest of sampler, forward pass, encoder and compilation."""
+    sampler = activation.sampler_peak(stage, model, settings, path, drafts)
+    workspace = _workspace(stage, model, settings, gpu)
+    more = workspace.beside + (0 if workspace_kept(settings) else workspace.shared)
+    forward = _plus(activation.forward_peak(stage, model, settings), more)
+    encoder, held = activation.encoder_peaks(stage, model, settings)
+    sampler, forward = _plus(sampler, held if sampler.bytes else 0), _plus(forward, held)
+    compiling = activation.compile_peak(stage, model, settings, vocab_rows(model, settings))
+    parts = (sampler, forward, encoder, compiling)
+    widest = max(parts, key=lambda p: p.bytes)
+    cublas = activation.cublas_bytes(gpu)
+    low, high = max(p.low for p in parts), max(p.high for p in parts)
+    rows, batched = activation.rows_and_tokens(settings)
     source = (
-        f"{which} at max_num_batched_tokens {batched:,}, max_num_seqs {seqs:,}, vocabulary {model.vocab_size:,}; "
-        "V2 runner, FlashInfer sampler"
+        f"the {widest.name} is the peak; V{runner} runner, sampler path: {path.path}; "
+        f"{rows:,} rows (max_num_seqs {settings.max_num_seqs or 0:,}), max_num_batched_tokens {batched:,}, "
+        f"vocabulary {model.vocab_size:,}"
     )
-    return Term("activation peak", "activation", peak, min(low, peak), high, "modelled", source)
+    size, least, most = cublas + widest.bytes, cublas + low * 9 // 10, cublas + high + MARGIN_BYTES
+    return Term("activation peak", "activation", size, least, most, "modelled", source)
 
 
-def forward_bytes(stage: Stage, model: ModelSpec, settings: Settings) -> int:
-    """Activations alive at the widest point of one layer for a full batch of tokens, 2 bytes each."""
-    batched = settings.max_num_batched_tokens or 0
-    widths = [0]
-    for name in stage.spec.layer_counts:
-        for ffn in stage.spec.blocks[name].ffns:
-            wide = getattr(ffn, "shared_intermediate_size", None)
-            widths.append(ffn.intermediate_size if wide is None else wide)  # type: ignore[attr-defined]
-    streams = 3 if settings.enforce_eager else 4
-    return 2 * batched * (3 * max(widths) + streams * model.hidden_size) + latent_prefill_bytes(stage, settings)
+def kept_term(
+    stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, runner: int, path: versions.Sampler
+) -> Term:
+    """Buffers that the profile leaves behind: sampler states, rows of logits, the experts' workspace."""
+    what, size = [], 0
+    if stage.last and runner == 2:
+        size += V2_KEPT_QUARTERS * (settings.max_num_seqs or 0) * model.vocab_size // 4
+        what.append(f"4.25 B x {settings.max_num_seqs or 0:,} sequences x {model.vocab_size:,} tokens (V2 runner)")
+    if stage.last and path.kept_rows:
+        size += 4 * path.kept_rows * model.vocab_size
+        what.append(f"{path.kept_rows} rows of fp32 logits")
+    if workspace_kept(settings):
+        workspace = _workspace(stage, model, settings, gpu).shared
+        size += workspace
+        if workspace:
+            what.append(f"workspace of the experts {workspace / GIB:.2f} GiB")
+    source = "; ".join(what) or "none in this version"
+    return Term("buffers kept", "activation", size, size * 9 // 10, size * 11 // 10, "modelled", source)
 
 
-def latent_prefill_bytes(stage: Stage, settings: Settings) -> int:
-    """K and V rebuilt from latent rows for the largest chunk of context that MLA prefill takes at once."""
-    peak = 0
-    for name in stage.spec.layer_counts:
-        for mixer in stage.spec.blocks[name].mixers:
-            if mixer.kind == "mla":
-                seqs = settings.max_num_seqs or 0
-                rows = min(max(8 * settings.max_model_len, 4 * seqs * settings.block_size), 65536)
-                width = mixer.query_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)  # type: ignore[attr-defined]
-                peak = max(peak, 2 * rows * width)
-    return peak
+def fragments_term(stage: Stage, model: ModelSpec, settings: Settings) -> Term | None:
+    """0.27 to 0.30 count a freed block of which a small part is in use again as consumed; None: other versions.
 
-
-def expert_workspace_bytes(stage: Stage, model: ModelSpec, settings: Settings) -> int:
-    """The two intermediate buffers of the fused expert kernel; one grow-only buffer, kept for ever."""
-    peak = 0
-    for name in stage.spec.layer_counts:
-        for ffn in stage.spec.blocks[name].ffns:
-            if getattr(ffn, "experts", None):
-                wide: int = ffn.intermediate_size  # type: ignore[attr-defined]
-                width: int = ffn.expert_hidden_size or model.hidden_size  # type: ignore[attr-defined]
-                rows = (settings.max_num_batched_tokens or 0) * ffn.experts_per_token  # type: ignore[attr-defined]
-                peak = max(peak, 2 * rows * (max(2 * wide, width) + max(wide, width)))
-    return peak
-
-
-def graph_term(settings: Settings, gpu: GpuSpec) -> Term:
-    """The estimate of CUDA graph memory that vLLM takes off the budget before it sizes the cache."""
-    if settings.enforce_eager:
-        return Term("CUDA graphs", "cuda_graph", 0, 0, 0, "exact", "eager mode captures none")
-    sizes = capture_sizes(settings.max_num_seqs or 0, 1024 if _major(gpu) == 10 else 512)
-    estimate = GIB * min(2 * len(sizes), 45) // 100
-    low, high = min(estimate, GIB // 10), max(estimate, 7 * GIB // 10)
-    source = f"{len(sizes)} capture sizes; fitted to five logs, some models differ by a factor of 2"
-    return Term("CUDA graphs", "cuda_graph", estimate, low, high, "modelled", source)
-
-
-def capture_sizes(max_num_seqs: int, limit: int) -> list[int]:
-    """Batch sizes whose graphs are captured: 1, 2, 4, by 8 up to 256, by 16 above.
-
-    Source: vLLM 0.33.0 ``vllm/config/vllm.py``, ``_set_cudagraph_sizes``.
+    After a cold start that block is the copy of the embedding (0.31 releases it: ``_scoped_allocator_max_split``
+    around the profile).
     """
-    top = min(2 * max_num_seqs, limit)
-    return [s for s in (1, 2, 4, *range(8, 257, 8), *range(272, limit + 1, 16)) if s <= top]
+    version = versions.version_of(settings)
+    if not versions.CONSUMED_FROM_DEVICE <= version < versions.FRAGMENTS_RELEASED:
+        return None
+    compiling = activation.compile_peak(stage, model, settings, vocab_rows(model, settings))
+    source = "a block freed after a cold compilation and partly used again; 0 with a warm compile cache"
+    return Term("allocator fragments", "activation", compiling.bytes, 0, compiling.high, "modelled", source)
 
 
-def runtime_term(settings: Settings, gpu: GpuSpec) -> Term:
-    """Memory outside torch that appears after the snapshot: cuBLAS and communication buffers."""
-    hundredths = 55 if settings.tensor_parallel_size > 1 else 13 if _major(gpu) >= 9 else 2
-    estimate = hundredths * GIB // 100
-    high = 140 * GIB // 100 if settings.tensor_parallel_size > 1 else GIB // 4
-    low = 2 * GIB // 100
-    return Term("outside torch", "runtime", estimate, low, high, "modelled", "logs of one and two H100 and A100; context and NCCL are in the withheld part")
+def _workspace(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> activation.Workspace:
+    return activation.expert_workspace(stage, model, settings, gpu, loaded.expert_format(model, settings))
 
 
-def rope_term(model: ModelSpec, settings: Settings) -> Term:
-    """Cosine and sine tables: 2 bytes per position and rotary element."""
-    widths = set()
-    for name in model.layer_counts:
-        for mixer in model.blocks[name].mixers:
-            widths.add(getattr(mixer, "qk_rope_head_dim", None) or getattr(mixer, "head_dim", 0))
-    width = max(widths, default=0) if model.rope is not None or model.position_embeddings == 0 else 0
-    size = 2 * (model.max_position_embeddings or settings.max_model_len) * width
-    return Term("rotary tables", "weights", size, size // 2, 2 * size, "modelled", "2 B x positions x rotary width")
+def workspace_kept(settings: Settings) -> bool:
+    """Whether the experts' workspace outlives the profile, and so adds to whatever is the peak."""
+    return versions.version_of(settings) >= versions.EXPERT_WORKSPACE_KEPT
 
 
-def _major(gpu: GpuSpec) -> int:
-    """Major compute capability of an NVIDIA card; 0 for others."""
-    text = gpu.compute_capability or ""
-    head = text.partition(".")[0]
-    return int(head) if head.isdigit() else 0
+def vocab_rows(model: ModelSpec, settings: Settings) -> int:
+    """Rows of the embedding on one rank, padding to 64 included."""
+    return -(-(-(-model.vocab_size // 64) * 64) // settings.tensor_parallel_size)
+
+
+def _plus(peak: activation.Peak, more: int) -> activation.Peak:
+    """A peak with something else alive beside it."""
+    return activation.Peak(peak.name, peak.bytes + more, peak.low, peak.high + more)

@@ -113,20 +113,40 @@ def latent_prefill_bytes(stage: Stage, settings: Settings) -> int:
     return peak
 
 
-def expert_workspace_bytes(stage: Stage, model: ModelSpec, settings: Settings) -> int:
-    """The two intermediate buffers of the fused expert kernel.
+class Workspace(NamedTuple):
+    """Bytes of the fused expert kernels."""
 
-    Source: vLLM ``vllm/model_executor/layers/fused_moe/`` (``workspace_shapes``).
+    shared: int
+    """The two intermediate buffers, one grow-only allocation from 0.14 on."""
+    beside: int
+    """What DeepGEMM allocates besides: the permuted rows and the activated ones, in fp8."""
+
+
+def expert_workspace(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, fmt: str) -> Workspace:
+    """The largest layer's buffers for a full batch.
+
+    Every token goes to `experts_per_token` rows; DeepGEMM (fp8 in tiles of 128 x 128 on compute capability
+    9.x and 10.x) pads the rows of every expert to 128.
+    Source: vLLM ``vllm/model_executor/layers/fused_moe/``, ``workspace_shapes`` of ``fused_moe.py`` and
+    ``deep_gemm_moe.py``.
+
+    Args:
+        fmt: the format the routed experts are stored in.
     """
-    peak = 0
+    shared = beside = 0
+    deep = fmt == "fp8_block" and major(gpu) in (9, 10) and versions.version_of(settings) >= versions.DEEP_GEMM
     for name in stage.spec.layer_counts:
         for ffn in stage.spec.blocks[name].ffns:
-            if getattr(ffn, "experts", None):
-                wide: int = ffn.intermediate_size  # type: ignore[attr-defined]
-                width: int = ffn.expert_hidden_size or model.hidden_size  # type: ignore[attr-defined]
-                rows = (settings.max_num_batched_tokens or 0) * ffn.experts_per_token  # type: ignore[attr-defined]
-                peak = max(peak, 2 * rows * (max(2 * wide, width) + max(wide, width)))
-    return peak
+            if not getattr(ffn, "experts", None):
+                continue
+            wide: int = ffn.intermediate_size  # type: ignore[attr-defined]
+            width: int = ffn.expert_hidden_size or model.hidden_size  # type: ignore[attr-defined]
+            rows = (settings.max_num_batched_tokens or 0) * ffn.experts_per_token  # type: ignore[attr-defined]
+            if deep and 2 * wide % 128 == 0 and width % 128 == 0:
+                rows = -(-(rows + 127 * ffn.experts) // 128) * 128  # type: ignore[attr-defined]
+                beside = max(beside, rows * (width + wide))
+            shared = max(shared, 2 * rows * (max(2 * wide, width) + max(wide, width)))
+    return Workspace(shared, beside)
 
 
 def encoder_off(model: ModelSpec, settings: Settings) -> bool:
@@ -155,14 +175,18 @@ def encoder_peaks(stage: Stage, model: ModelSpec, settings: Settings) -> tuple[P
     per_token = PATCHES_PER_TOKEN * 2 * (2 * hidden * 15 // 4 + 3 * hidden)
     items = -(-budget // item) if item and versions.version_of(settings) == EXPANDED_ITEMS else 1
     held = items * budget * model.hidden_size * 2
-    most = max(budget, QWEN_ITEM if not item else item)
+    most = max(budget, item or QWEN_ITEM)
     return Peak("encoder", budget * per_token, batched * per_token // 2, most * per_token * 5 // 4), held
 
 
 def compile_peak(stage: Stage, model: ModelSpec, settings: Settings, vocab_rows: int) -> Peak:
-    """A copy of this rank's embedding, alive while a start without a compile cache compiles."""
+    """A copy of this rank's embedding, alive while a start without a compile cache compiles.
+
+    Models that take images embed their tokens outside the compiled graph: they have none.
+    """
     version = versions.version_of(settings)
-    if settings.enforce_eager or version < versions.COLD_COMPILE or not stage.first:
+    outside = bool(model.towers) and not settings.extra.get("language_model_only")
+    if settings.enforce_eager or version < versions.COLD_COMPILE or not stage.first or outside:
         return Peak("compilation", 0, 0, 0)
     size = 2 * vocab_rows * (model.embedding_size or model.hidden_size)
     warm = settings.extra.get("compile_cache") == "warm"

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvplan.engines.vllm.versions import Version, parse
+from kvplan.engines.vllm.versions import parse
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
+Version = tuple[int, int, int]
+
 SNAPSHOT_FIRST: Version = (0, 9, 0)
-"""From here on the memory is compared with a snapshot taken after the CUDA context; before, all that is on the card counts."""
+"""From here on usage is compared with a snapshot that the CUDA context is in; before, all on the card counts."""
 SNAPSHOT_AFTER_NCCL: Version = (0, 11, 0)
 """From here on the snapshot is taken after the communicators are made."""
 GRAPHS_CHARGED: Version = (0, 20, 0)
@@ -35,23 +37,23 @@ FRAGMENTS_RELEASED: Version = (0, 31, 0)
 COLD_COMPILE: Version = (0, 17, 0)
 """From here a start without a compile cache peaks at a copy of the embedding. Seen in logs of 0.28 (L4,
 RTX 5090), 0.29 (the same start cold and warm) and 0.31 (A100); the allocation was not found in the source."""
+DEEP_GEMM: Version = (0, 11, 0)
+"""DeepGEMM runs fp8 experts by default from here (``VLLM_USE_DEEP_GEMM``)."""
 GRAPH_MODES: Version = (0, 11, 0)
 """FULL graphs for decode besides the PIECEWISE ones."""
 FINE_GRAPH_SIZES: Version = (0, 11, 1)
 """Up to 256 by 8 and above by 16 from here; before, by 8 throughout."""
 
+_V2_0_25 = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
+_V2_0_26 = _V2_0_25 | {"InklingForCausalLM", "InklingForConditionalGeneration", "LongcatFlashNgramForCausalLM"}
+_V2_0_27 = _V2_0_26 | {"KimiK3ForConditionalGeneration"}
 V2_BY_NAME: tuple[tuple[Version, frozenset[str]], ...] = (
-    ((0, 28, 0), frozenset({"DeepseekV2ForCausalLM", "DeepseekV4ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
-                            "InklingForConditionalGeneration", "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM",
-                            "Qwen2MoeForCausalLM"})),
-    ((0, 27, 0), frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
-                            "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM"})),
-    ((0, 26, 0), frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
-                            "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM"})),
-    ((0, 25, 0), frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})),
-    ((0, 24, 0), frozenset({"Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM",
-                            "LlamaForCausalLM", "MistralForCausalLM"})),
-)  # fmt: skip
+    ((0, 28, 0), _V2_0_27 | {"DeepseekV4ForCausalLM"}),
+    ((0, 27, 0), _V2_0_27),
+    ((0, 26, 0), _V2_0_26),
+    ((0, 25, 0), _V2_0_25),
+    ((0, 24, 0), _V2_0_25 | {"Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"}),
+)
 """Architectures that run on the V2 runner by default: ``DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`` of
 ``vllm/config/vllm.py``, newest first. From 0.25 every dense model without states does besides."""
 V2_FOR_DENSE: Version = (0, 25, 0)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
 
 FORMATS: dict[str, Version] = {
-    "bf16": (0, 11, 0), "fp16": (0, 18, 0), "fp8_e4m3": (0, 11, 0), "fp8_e5m2": (0, 11, 0), "fp8_ds_mla": (0, 11, 0),
-    "nvfp4_ds_mla": (0, 31, 0), "nvfp4": (0, 20, 0), "turboquant_k8v4": (0, 20, 0), "turboquant_4bit_nc": (0, 20, 0),
+    "bf16": (0, 11, 0), "fp16": (0, 18, 0), "fp8_e4m3": (0, 11, 0), "fp8_e5m2": (0, 11, 0), "fp8_ds_mla": (0, 12, 0),
+    "nvfp4_ds_mla": (0, 30, 0), "nvfp4": (0, 20, 0), "turboquant_k8v4": (0, 20, 0), "turboquant_4bit_nc": (0, 20, 0),
     "turboquant_k3v4_nc": (0, 20, 0), "turboquant_3bit_nc": (0, 20, 0), "int8_per_token_head": (0, 20, 0),
-    "fp8_per_token_head": (0, 20, 0), "int4_per_token_head": (0, 28, 0),
+    "fp8_per_token_head": (0, 20, 0), "int4_per_token_head": (0, 25, 0),
 }  # fmt: skip
 """Cache formats that vLLM takes (kvplan's names) and the first release read that does
 (``vllm/config/cache.py``, ``CacheDType``); the model's own dtype always works."""
@@ -30,16 +30,19 @@ FP8_ON_SM10 = ("GlmMoeDsaForCausalLM",)
 """Architectures whose cache is fp8 on compute capability 10 unless a format is given
 (``vllm/model_executor/models/config.py``, ``GlmMoeDsaForCausalLM``)."""
 INDEX_FORMAT = "fp8_per_token_head"
-"""Index keys of sparse attention: 128 values in fp8 and one fp32 scale, whatever the cache's format
-(``vllm/model_executor/models/deepseek_v2.py``, ``DeepseekV32IndexerCache``)."""
+"""Index keys of sparse latent attention: 128 values in fp8 and one fp32 scale, whatever the cache's format
+(``vllm/model_executor/models/deepseek_v2.py``, ``DeepseekV32IndexerCache``). Beside K and V they keep the
+model's dtype (``vllm/models/minimax_m3/common/indexer.py``)."""
 _HOPPER = "9.0"
+_OTHER = "0.0"
 
 
 def capability_of(gpu: GpuSpec | None) -> str:
     """Compute capability; Hopper's where no device, or only its memory, is given; 0.0 for other vendors."""
     if gpu is None or (gpu.compute_capability is None and gpu.vendor == "custom"):
         return _HOPPER
-    return gpu.compute_capability or "0.0"
+    text = gpu.compute_capability or ""
+    return text if text[:1].isdigit() else _OTHER
 
 
 def defaults(model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any], rules: Rules) -> dict[str, tuple[Any, str]]:
@@ -58,7 +61,9 @@ def defaults(model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any], rules
     family = layout.attention_family(layout.mixers_of(model))
     if family not in (None, "compressed"):
         assert family is not None
-        name = given.get("attention_backend") or _backend(model, family, capability, str(dtype), given.get("block_size"), rules)
+        name = given.get("attention_backend") or _backend(
+            model, family, capability, str(dtype), given.get("block_size"), rules
+        )
         extra["attention_backend"] = str(name).upper()
         found["attention_backend"] = (extra["attention_backend"], f"{version} vllm/platforms/cuda.py: first that fits")
     gdn = {m.key_head_dim for m in layout.mixers_of(model) if m.kind == "gated_delta_net"}  # type: ignore[attr-defined]
@@ -67,7 +72,7 @@ def defaults(model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any], rules
     trial = Settings(engine="vllm", engine_version=rules.name, kv_cache_dtype=str(dtype), extra=extra)
     if "block_size" not in given:
         size = layout.default_block(model, trial, rules, kv_formats(model, trial, rules))
-        why = f"{version} {extra.get('attention_backend', 'vllm/config/cache.py')}: the smallest it takes, 16 where it can"
+        why = f"{version} {extra.get('attention_backend', 'vllm/config/cache.py')}: 16, or the smallest that it takes"
         found["block_size"] = (size, why)
     if gpu is not None:
         found |= _batch(model, gpu, given, rules)
@@ -113,10 +118,10 @@ def _batch(model: ModelSpec, gpu: GpuSpec, given: dict[str, Any], rules: Rules) 
 
 def _backend(model: ModelSpec, family: str, capability: str, dtype: str, block: int | None, rules: Rules) -> str:
     fmt = _plain_format(model, dtype)
-    quantized, name = fmt.name not in ("bf16", "fp16", "fp32"), fmt.name
-    if family == "sparse" and not rules.has("v32_fp8_by_backend"):
-        if quantized or (dtype == "auto" and not rules.has("v32_auto_is_bf16")):
-            return "FLASHMLA_SPARSE"
+    quantized, name = fmt.name not in backends.PLAIN_FORMATS, fmt.name
+    packed_rows = quantized or (dtype == "auto" and not rules.has("v32_auto_is_bf16"))
+    if family == "sparse" and packed_rows and not rules.has("v32_fp8_by_backend"):
+        return "FLASHMLA_SPARSE"
     if not rules.has("backend_chooses_block"):
         block = None  # the platform forces the block, not the backend
         if family == "mla" and capability.startswith("10.") and not rules.has("mamba_cache_modes"):
@@ -161,16 +166,20 @@ def kv_formats(model: ModelSpec, settings: Settings, rules: Rules) -> KvFormats:
     elif family == "sparse":
         key = _sparse_format(key, dtype, settings, rules)
     states = state_dtypes(
-        model, rules, conv=str(settings.extra.get("mamba_cache_dtype", "auto")), recurrent=settings.mamba_ssm_cache_dtype
+        model,
+        rules,
+        conv=str(settings.extra.get("mamba_cache_dtype", "auto")),
+        recurrent=settings.mamba_ssm_cache_dtype,
     )
     kinds = [m.kind for m in layout.mixers_of(model) if any(s.name == "recurrent" for s in m.states())]
     recurrent = recurrent_bytes(kinds[0], states, rules) if kinds else states.conv
-    return KvFormats(key, key, get_format(INDEX_FORMAT), states.conv, recurrent)
+    index = get_format(INDEX_FORMAT if family in ("sparse", "compressed") else model.dtype)
+    return KvFormats(key, key, index, states.conv, recurrent)
 
 
 def _sparse_format(key: Format, dtype: str, settings: Settings, rules: Rules) -> Format:
     """Latent rows of sparse attention: some backends have a row layout of their own for 8 bits."""
-    name = str(settings.extra.get("attention_backend", "FLASHMLA_SPARSE"))
+    name = layout.backend_name("sparse", settings, key.name)
     row = backends.get_backend(name).row
     always = name == "FLASHINFER_MLA_SPARSE_SM120" or (dtype == "auto" and not rules.has("v32_auto_is_bf16"))
     if row and (always or key.name in ("fp8_e4m3", "fp8_e5m2")):
@@ -200,8 +209,10 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
     if mode not in (None, "auto", "align", "all", "none"):
         raise InputError(f"{mode!r} is no such mode", where="--mamba-cache-mode", hint="align or all")
     if mode == "all" and rules.has("no_mode_all"):
-        raise UnsupportedError("vLLM removed this mode in 0.32.0", where="--mamba-cache-mode", hint="type --mamba-cache-mode align")
-    if gpu is not None and gpu.compute_capability is None and gpu.vendor != "custom":
+        raise UnsupportedError(
+            "vLLM removed this mode in 0.32.0", where="--mamba-cache-mode", hint="type --mamba-cache-mode align"
+        )
+    if gpu is not None and capability_of(gpu) == _OTHER:
         warnings.append(f"vLLM's block sizes on {gpu.vendor} are not modelled; those of a plain backend are used")
     return warnings
 
@@ -249,13 +260,15 @@ def _check_context_parallel(model: ModelSpec, settings: Settings) -> None:
         if not streams or streams[0].name in ("latent", "window"):
             continue
         if streams[0].window is not None:
-            raise UnsupportedError("vLLM does not share the tokens of windowed layers", where=where, hint=f"type {where} 1")
+            raise UnsupportedError(
+                "vLLM does not share the tokens of windowed layers", where=where, hint=f"type {where} 1"
+            )
         heads = streams[0].heads
         copies = tp // heads if tp > heads else 1
         if dcp > copies:
             raise UnsupportedError(
-                f"decode context parallelism of {dcp} needs {dcp} copies of each KV head; tensor parallel size {tp} over "
-                f"{heads} KV heads makes {copies}",
+                f"decode context parallelism of {dcp} needs {dcp} copies of each KV head; tensor parallel size {tp} "
+                f"over {heads} KV heads makes {copies}",
                 where=where,
                 hint=f"type {where} {copies} or a larger --tensor-parallel-size",
             )

@@ -33,9 +33,9 @@ class Vllm(Engine):
     settings = frozenset(
         {
             "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size", "num_gpu_blocks_override",
-            "enforce_eager", "enable_prefix_caching", "force_prefix_caching", "mamba_ssm_cache_dtype", "mamba_cache_dtype",
-            "mamba_cache_mode", "mamba_block_size", "allow_long_max_model_len", "disable_hybrid_kv_cache_manager",
-            "speculative_config", "attention_backend", "gdn_prefill_backend",
+            "enforce_eager", "enable_prefix_caching", "force_prefix_caching", "mamba_ssm_cache_dtype",
+            "mamba_cache_dtype", "mamba_cache_mode", "mamba_block_size", "allow_long_max_model_len",
+            "disable_hybrid_kv_cache_manager", "speculative_config", "attention_backend", "gdn_prefill_backend",
         }
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ class Vllm(Engine):
             self.version, warning = nearest(version)
             self.warnings = (warning,) if warning else ()
         self.rules = Rules(self.version)
-        self._laid_out: tuple[ModelSpec, Settings, Layout] | None = None
+        self._laid_out: tuple[ModelSpec, tuple[Any, ...], Layout] | None = None
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         return choices.defaults(model, gpu, given, self.rules)
@@ -72,12 +72,7 @@ class Vllm(Engine):
         return min(total_bytes, ceil(total_bytes * settings.gpu_memory_utilization))
 
     def terms(self, stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
-        return [
-            budget.rope_term(model, settings),
-            budget.activation_term(stage, model, settings, gpu),
-            budget.graph_term(settings, gpu),
-            budget.runtime_term(settings, gpu),
-        ]
+        return budget.terms(stage, model, settings, gpu)
 
     def layout(self, stage: Stage, settings: Settings) -> Layout:
         """The cache of a deployment, laid out for the whole model.
@@ -85,11 +80,11 @@ class Vllm(Engine):
         Raises:
             UnsupportedError: what no memory makes legal.
         """
-        whole = stage.whole or stage.spec
+        whole, key = stage.whole or stage.spec, layout.inputs_of(settings)
         last = self._laid_out
-        if last is None or last[0] is not whole or last[1] is not settings:
+        if last is None or last[0] is not whole or last[1] != key:
             found = layout.build(whole, settings, self.rules, self.kv_formats(whole, settings))
-            self._laid_out = last = (whole, settings, found)
+            self._laid_out = last = (whole, key, found)
         return last[2]
 
     def request_bytes(self, stage: Stage, settings: Settings, tokens: int) -> int:
@@ -159,7 +154,8 @@ class Vllm(Engine):
         if seqs is None or seqs <= blocks:
             return "", blocks
         return (
-            f"max_num_seqs {seqs:,} is over the {blocks:,} blocks that hold states: vLLM captures graphs for all sequences"
+            f"max_num_seqs {seqs:,} is over the {blocks:,} blocks that hold states, "
+            "and vLLM captures graphs for all sequences"
         ), blocks
 
     def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:

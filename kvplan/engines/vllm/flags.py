@@ -25,7 +25,8 @@ OPTIONS = (
         "cache per GPU; replaces the modelled budget",
     ),
     Option(
-        "num_gpu_blocks_override", ("--num-gpu-blocks-override",), "count", "N", "blocks of the pool, whatever the memory"
+        "num_gpu_blocks_override", ("--num-gpu-blocks-override",), "count", "N",
+        "blocks of the pool, whatever the memory",
     ),
     Option("enforce_eager", ("--enforce-eager",), "true", "", "no CUDA graphs"),
     Option("enable_prefix_caching", ("--no-enable-prefix-caching",), "false", "", "no sharing of common prefixes"),
@@ -47,16 +48,23 @@ OPTIONS = (
         "mamba_cache_mode", ("--mamba-cache-mode",), "text", "MODE",
         "states kept for prefix caching: align, or all (vLLM 0.15 to 0.31)",
     ),
-    Option("mamba_block_size", ("--mamba-block-size",), "tokens", "TOKENS", "chunk of states under mamba cache mode all"),
-    Option("attention_backend", ("--attention-backend",), "text", "NAME", "FLASH_ATTN, FLASHMLA, ...; default: vLLM's order"),
-    Option("gdn_prefill_backend", ("--gdn-prefill-backend",), "text", "NAME", "flashinfer or triton, for gated delta nets"),
+    Option(
+        "mamba_block_size", ("--mamba-block-size",), "tokens", "TOKENS", "chunk of states under mamba cache mode all"
+    ),
+    Option(
+        "attention_backend", ("--attention-backend",), "text", "NAME",
+        "FLASH_ATTN, FLASHMLA, ...; default: the first in vLLM's order that fits",
+    ),
+    Option(
+        "gdn_prefill_backend", ("--gdn-prefill-backend",), "text", "NAME", "flashinfer or triton, for gated delta nets"
+    ),
 )  # fmt: skip
 """Flags of ``vllm serve`` that change what the cache gets or holds."""
 
 LAYOUT = (
     Option(
-        "tensor_parallel_size", ("--tensor-parallel-size", "-tp"), "count", "N", "ranks that share every layer (default 1)",
-        "Layout",
+        "tensor_parallel_size", ("--tensor-parallel-size", "-tp"), "count", "N",
+        "ranks that share every layer (default 1)", "Layout",
     ),
     Option(
         "pipeline_parallel_size", ("--pipeline-parallel-size", "-pp"), "count", "N",
@@ -71,7 +79,8 @@ LAYOUT = (
         "ranks of a tensor parallel group that share the tokens (default 1)", "Layout",
     ),
     Option(
-        "enable_expert_parallel", ("--enable-expert-parallel",), "true", "", "deal whole experts over the ranks", "Layout"
+        "enable_expert_parallel", ("--enable-expert-parallel",), "true", "", "deal whole experts over the ranks",
+        "Layout",
     ),
 )  # fmt: skip
 """The layout flags, which kvplan itself takes under the same names for every engine."""

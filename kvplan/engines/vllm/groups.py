@@ -226,5 +226,3 @@ def group_sizes(groups: list[Group]) -> str:
     """``6 x 9 sliding, 1 x 10 full``: for people to read."""
     counted = Counter((len(g.members), g.first.family) for g in groups)
     return ", ".join(f"{n} x {size} {family}" for (size, family), n in counted.items())
-
-

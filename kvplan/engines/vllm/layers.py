@@ -166,7 +166,9 @@ def _compressor(head_dim: int, ratio: int) -> CacheLayer:
     overlap = 2 if ratio == 4 else 1
     block = 4 if ratio == 4 else 8
     row = 4 * 2 * overlap * head_dim
-    return CacheLayer("sliding_mla", block, row, window=overlap * ratio, shape=("compressor", head_dim), alignment=_V4_ALIGN)
+    return CacheLayer(
+        "sliding_mla", block, row, window=overlap * ratio, shape=("compressor", head_dim), alignment=_V4_ALIGN
+    )
 
 
 def v4_format(model: ModelSpec) -> Format | None:

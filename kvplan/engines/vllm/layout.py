@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from math import lcm
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.engines.vllm import speculation
-from kvplan.engines.vllm.backends import DEFAULT_BLOCK, INDEXER, Backend, forced_block, get_backend, preferred_block
+from kvplan.engines.vllm.backends import (
+    BLOCK_SPARSE,
+    DEFAULT_BLOCK,
+    INDEXER,
+    PLAIN_FORMATS,
+    Backend,
+    choose,
+    forced_block,
+    get_backend,
+    preferred_block,
+)
 from kvplan.engines.vllm.groups import Group, block_bytes, make_groups
 from kvplan.engines.vllm.layers import V4_BLOCK, Inputs, has_states, model_caches
 from kvplan.engines.vllm.requests import Limits, longest_request, request_blocks
-from kvplan.engines.vllm.specs import WHOLE, CacheLayer
+from kvplan.engines.vllm.specs import WHOLE, CacheLayer, up
 from kvplan.engines.vllm.states import checkpoint_grid, state_bytes, state_dtypes
 from kvplan.engines.vllm.versions import Rules
 from kvplan.errors import UnsupportedError
@@ -95,12 +105,32 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
     grids = [checkpoint_grid(m, model.architecture, gdn, rules) for m in mixers if m.states()]
     exports = bool(grids) and None not in grids
     dtypes = state_dtypes(
-        model, rules, conv=str(settings.extra.get("mamba_cache_dtype", "auto")), recurrent=settings.mamba_ssm_cache_dtype
+        model,
+        rules,
+        conv=str(settings.extra.get("mamba_cache_dtype", "auto")),
+        recurrent=settings.mamba_ssm_cache_dtype,
     )
     block = settings.block_size
+    if "block_size" in settings.defaults:
+        block = default_block(model, settings, rules, formats)
     inputs = Inputs(
-        formats, dtypes, rules, backends[0] if backends else Backend((DEFAULT_BLOCK,)), block, block, 0, ahead, gdn, exports
+        formats,
+        dtypes,
+        rules,
+        backends[0] if backends else Backend((DEFAULT_BLOCK,)),
+        block,
+        block,
+        0,
+        ahead,
+        gdn,
+        exports,
     )
+    if grids and attention_family(mixers) == "sparse":
+        raise UnsupportedError(
+            f"the caches of {model.architecture}, states beside sparse attention, are not modelled under vLLM",
+            where="--engine vllm",
+            hint="type --engine generic",
+        )
     if any(m.kind == "compressed" for m in mixers):
         inputs = inputs._replace(block_size=V4_BLOCK)
     elif grids and backends:
@@ -115,11 +145,23 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
     packed = any(m.kind == "compressed" for m in mixers)
     groups = make_groups([c for _, c in caches], rules, hybrid=hybrid, packed=packed)
     limits = Limits(
-        in_flight_tokens(model, settings, rules), _encoder_tokens(mixers, settings), settings.decode_context_parallel_size,
-        mode, speculation.retained_tokens(spoken, drafts) if rules.has("window_keeps_drafts") else 0,
-        rules.has("mamba_cache_modes"),
-    )  # fmt: skip
+        in_flight_tokens=in_flight_tokens(model, settings, rules),
+        encoder_tokens=_encoder_tokens(mixers, settings),
+        dcp=settings.decode_context_parallel_size,
+        mamba_mode=mode,
+        retained_tokens=speculation.retained_tokens(spoken, drafts) if rules.has("window_keeps_drafts") else 0,
+        draft_states=rules.has("mamba_cache_modes"),
+    )
     return Layout(inputs.block_size, caches, groups, limits, bool(grids))
+
+
+def inputs_of(settings: Settings) -> tuple[Any, ...]:
+    """The settings that a layout depends on: layouts of equal ones are equal."""
+    return (
+        settings.block_size, settings.kv_cache_dtype, settings.max_model_len, settings.max_num_batched_tokens,
+        settings.pipeline_parallel_size, settings.decode_context_parallel_size, settings.enable_prefix_caching,
+        settings.mamba_ssm_cache_dtype, settings.extra,
+    )  # fmt: skip
 
 
 def mixers_of(model: ModelSpec) -> list[CacheKind]:
@@ -149,14 +191,27 @@ def backends_of(model: ModelSpec, settings: Settings, formats: KvFormats) -> lis
     family = attention_family(mixers_of(model))
     if family is None or family == "compressed":
         return []
-    own = get_backend(str(settings.extra.get("attention_backend", "FLASH_ATTN")))
+    own = get_backend(backend_name(family, settings, formats.k.name))
     if _takes_64(model, settings, formats):
         own = own._replace(sizes=(64,), multiple=False)
     if family == "sparse":
         return [INDEXER, own]
+    if any(s.role == "index" for m in mixers_of(model) for s in m.streams()):
+        return [own, BLOCK_SPARSE]
     if formats.k.edge_layers and not has_states(model):
         return [get_backend("FLASH_ATTN"), own]
     return [own]
+
+
+def backend_name(family: str, settings: Settings, cache_format: str) -> str:
+    """The backend that was chosen, unless a changed format (a what-if) calls for another."""
+    name = str(settings.extra.get("attention_backend", "FLASH_ATTN"))
+    quantized = cache_format not in PLAIN_FORMATS
+    if not quantized or get_backend(name).quantized or "attention_backend" not in settings.defaults:
+        return name
+    capability = str(settings.extra.get("compute_capability", "9.0"))
+    rules = Rules(settings.engine_version)
+    return choose(family, capability, rules, quantized=True, cache_format=cache_format)
 
 
 def _takes_64(model: ModelSpec, settings: Settings, formats: KvFormats) -> bool:
@@ -201,7 +256,13 @@ def mamba_mode(model: ModelSpec, settings: Settings, rules: Rules) -> str:
 
 
 def _hybrid(
-    model: ModelSpec, mixers: list[CacheKind], settings: Settings, inputs: Inputs, backends: list[Backend], mode: str, grid: int
+    model: ModelSpec,
+    mixers: list[CacheKind],
+    settings: Settings,
+    inputs: Inputs,
+    backends: list[Backend],
+    mode: str,
+    grid: int,
 ) -> Inputs:
     """Grow the attention block until its page covers a state, and pad states to that page.
 
@@ -220,7 +281,7 @@ def _hybrid(
     elif latent and rules.has("hybrid_mla_128"):
         align = max(align, 128)
     align = lcm(align, grid)
-    block = align * -(-state // (align * per_token))
+    block = align * up(state, align * per_token)
     if mode == "all":
         chunk = settings.extra.get("mamba_block_size")
         if not chunk:
@@ -230,10 +291,10 @@ def _hybrid(
                 hint="add --mamba-block-size with the configuration's chunk size, or type --mamba-cache-mode align",
             )
         chunk = lcm(int(chunk), align)
-        block = chunk * -(-(-(-state // per_token)) // chunk)
+        block = chunk * up(up(state, per_token), chunk)
     if rules.has("every_backend_aligns"):
         step = lcm(*(min(b.sizes) for b in backends))
-        block = step * -(-block // step)
+        block = step * up(block, step)
     block = max(block, inputs.block_size) if rules.has("backend_chooses_block") else block
     return inputs._replace(block_size=block, state_block=block, state_padding=block * per_token)
 
@@ -272,7 +333,7 @@ def _mixed_block(mixers: list[CacheKind], inputs: Inputs) -> int:
         if streams:
             elements = sum(s.heads * s.head_dim for s in streams)
             need = inputs.dtypes.conv * elements * DEFAULT_BLOCK
-            return step * -(-need // (step * elements))
+            return step * up(need, step * elements)
     return step
 
 

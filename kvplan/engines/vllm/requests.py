@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvplan.engines.vllm.groups import Group
-from kvplan.engines.vllm.specs import CacheLayer
+from kvplan.engines.vllm.specs import CacheLayer, up
 
 
 class Limits(NamedTuple):
@@ -36,16 +36,16 @@ def layer_blocks(layer: CacheLayer, tokens: int, limits: Limits) -> int:
         if limits.mamba_mode == "align":
             return 2 + drafts + layer.checkpoint_blocks
         if limits.mamba_mode == "all":
-            return -(-tokens // size) + drafts
+            return up(tokens, size) + drafts
         return 1 + drafts
     if family == "cross":
-        return -(-limits.encoder_tokens // size)
+        return up(limits.encoder_tokens, size)
     if family in ("sliding", "sliding_mla"):
         kept = (layer.window or 1) - 1 + limits.retained_tokens + limits.in_flight_tokens
-        return -(-min(kept, tokens) // size) + 1
+        return up(min(kept, tokens), size) + 1
     if family == "chunked":
-        return -(-min((layer.window or 0) + limits.in_flight_tokens, tokens) // size)
-    return -(-(-(-tokens // limits.dcp)) // size)
+        return up(min((layer.window or 0) + limits.in_flight_tokens, tokens), size)
+    return up(up(tokens, limits.dcp), size)
 
 
 def group_blocks(group: Group, tokens: int, limits: Limits) -> int:

@@ -12,6 +12,11 @@ WHOLE = ("full", "mla", "sink")
 WINDOWED = ("sliding", "sliding_mla")
 
 
+def up(amount: int, unit: int) -> int:
+    """How many `unit` hold `amount`: the quotient, rounded up."""
+    return -(-amount // unit)
+
+
 class CacheLayer(NamedTuple):
     """One cache of one layer on a rank. Layers that are equal may share a group."""
 

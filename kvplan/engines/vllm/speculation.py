@@ -5,7 +5,6 @@ Source: vLLM 0.33.0 ``vllm/config/speculative.py``.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.base import Speculation
@@ -62,6 +61,8 @@ def parse(value: Any) -> Speculation | None:
 
 def _object(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
+        import json  # only where there is something to read
+
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
@@ -73,7 +74,9 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _needed(tokens: int | None, method: str) -> int:
     if tokens is None:
-        raise InputError(f"method {method} needs num_speculative_tokens", where=_FLAG, hint='add "num_speculative_tokens": 3')
+        raise InputError(
+            f"method {method} needs num_speculative_tokens", where=_FLAG, hint='add "num_speculative_tokens": 3'
+        )
     return tokens
 
 
@@ -88,7 +91,9 @@ def own_draft_layers(model: ModelSpec) -> tuple[str, ...]:
     count = OWN_LAYERS.get(model.architecture, 0)
     whole = [n for n in model.layers if any(s.window is None for m in model.blocks[n].mixers for s in m.streams())]
     if not count or not whole:
-        raise UnsupportedError(f"{model.id} has no draft layers of its own", where=_FLAG, hint="name a method with a model")
+        raise UnsupportedError(
+            f"{model.id} has no draft layers of its own", where=_FLAG, hint="name a method with a model"
+        )
     return (whole[-1],) * count
 
 
@@ -111,7 +116,7 @@ def retained_tokens(speculation: Speculation | None, draft_layers: int) -> int:
 
 
 def reads_ahead(speculation: Speculation | None) -> bool:
-    """Whether the draft is of the EAGLE family (multi-token prediction is), which chunked attention cannot keep apart."""
+    """Whether the draft is of the EAGLE family, multi-token prediction included: chunked attention holds all then."""
     return speculation is not None and speculation.method in ("mtp", "eagle", "eagle3", "dflash")
 
 

@@ -30,7 +30,11 @@ FROM_CONFIG = frozenset(
 )  # fmt: skip
 """Architectures whose recurrent states follow ``mamba_ssm_dtype`` of the configuration where it says
 anything. Source: ``Qwen3_5ForConditionalGenerationConfig``."""
-KDA_CHECKPOINT = {"KimiK3ForConditionalGeneration": 16, "Glm5NextForCausalLM": 16, "Glm5NextForConditionalGeneration": 16}
+KDA_CHECKPOINT = {
+    "KimiK3ForConditionalGeneration": 16,
+    "Glm5NextForCausalLM": 16,
+    "Glm5NextForConditionalGeneration": 16,
+}
 """Architectures whose KDA layers export a checkpoint from a prefill (their gate is bounded, which the FlashKDA
 kernel needs), and its grid. Source: ``vllm/models/kimi_k3/nvidia/kda.py``, ``vllm/models/glm5next/common/kda.py``."""
 
@@ -92,7 +96,9 @@ def state_bytes(mixer: CacheKind, dtypes: StateDtypes, rules: Rules, drafts: int
         UnsupportedError: a kind that vLLM does not run.
     """
     if mixer.kind in NOT_SERVED:
-        raise UnsupportedError(f"vLLM does not run {mixer.kind} layers", where="--engine vllm", hint="type --engine generic")
+        raise UnsupportedError(
+            f"vLLM does not run {mixer.kind} layers", where="--engine vllm", hint="type --engine generic"
+        )
     change = DRAFT_COLUMNS.get(mixer.kind, "")
     more = drafts if change is None or (change and rules.has(change)) else 0
     total = 0

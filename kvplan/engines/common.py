@@ -1,0 +1,118 @@
+"""What several engines have in common: reading their own settings, and terms of the budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvplan.engines.base import Settings, Stage, Term
+from kvplan.errors import InputError
+from kvplan.spec.formats import Format, get_format
+from kvplan.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from kvplan.spec.model import ModelSpec
+
+
+def whole_number(settings: Settings, name: str, default: int, *, least: int = 1) -> int:
+    """A whole-number setting that only this engine has.
+
+    Raises:
+        InputError: not a whole number of at least `least`.
+    """
+    found = maybe_number(settings, name, least=least)
+    return default if found is None else found
+
+
+def maybe_number(settings: Settings, name: str, *, least: int = 1) -> int | None:
+    """The same; None where it is not set."""
+    value = settings.extra.get(name)
+    return None if value is None else checked(value, name, least=least)
+
+
+def checked(value: Any, name: str, *, least: int = 1) -> int:
+    """`value`, if it is a whole number of at least `least`.
+
+    Raises:
+        InputError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1 << 50:
+        raise InputError(
+            f"{value!r} is not a whole number of at least {least}", where=flag(name), hint="check the digits"
+        )
+    return value
+
+
+def positive(value: Any, name: str, *, most: float = 1e6) -> float:
+    """A number above 0, from a flag's text or a library's number.
+
+    Raises:
+        InputError: anything else, or more than `most`.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if isinstance(value, bool) or not 0 < number <= most:
+        limit = f" and up to {most:g}" if most < 1e6 else ""
+        raise InputError(f"{value!r} is not a number above 0{limit}", where=flag(name), hint="type 0.9, for example")
+    return number
+
+
+def share(value: Any, name: str) -> float:
+    """A share above 0 and up to 1."""
+    return positive(value, name, most=1)
+
+
+def flag(name: str) -> str:
+    """``cache_bits`` -> ``--cache-bits``."""
+    return "--" + name.replace("_", "-")
+
+
+def widest_ffn(stage: Stage) -> int:
+    """Elements of the widest feed-forward intermediate of a token, over all the experts it uses."""
+    widest = 0
+    for name in stage.spec.layer_counts:
+        for ffn in stage.spec.blocks[name].ffns:
+            experts = getattr(ffn, "experts_per_token", 1)
+            widest = max(
+                widest, getattr(ffn, "intermediate_size", 0) * experts + getattr(ffn, "shared_intermediate_size", 0)
+            )
+    return widest
+
+
+def forward_term(stage: Stage, model: ModelSpec, tokens: int, rows: int, what: str) -> Term:
+    """Activations of `tokens` at once through the widest layer, and `rows` rows of logits (2 bytes and a float32 copy).
+
+    The bounds are half and twice as much: no engine's figure was fitted.
+    """
+    peak = 2 * tokens * (3 * widest_ffn(stage) + 4 * model.hidden_size)
+    peak += 6 * rows * model.vocab_size if stage.last else 0
+    source = f"{tokens:,} tokens ({what}) through the widest layer, {rows:,} rows of logits; not fitted"
+    return Term("activation peak", "activation", peak, peak // 2, 2 * peak, "modelled", source)
+
+
+def context_term() -> Term:
+    """The CUDA context of one process that computes alone."""
+    source = "context and cuBLAS workspace; not fitted"
+    return Term("CUDA context", "runtime", GIB // 2, 300 * MIB, GIB, "modelled", source)
+
+
+def index_format(source: str) -> Format:
+    """A sparse-attention index key as servers store it: 128 values in fp8 and one fp32 scale."""
+    return Format(name="dsa_index", block_elements=128, block_bytes=132, use="cache", source=source)
+
+
+def attention_weights_term(stage: Stage, model: ModelSpec, groups: int) -> Term:
+    """What `groups` attention groups hold besides the share of one rank: each has all the attention weights."""
+    counts = stage.spec.layer_counts.items()
+    held = sum(
+        n * t.elements
+        for name, n in counts
+        for m in stage.spec.blocks[name].mixers
+        for t in m.tensors(model.hidden_size)
+    )
+    stored = model.checkpoint.format if model.checkpoint and "attention" in model.checkpoint.roles else model.dtype
+    fmt = get_format(stored, use="weights")
+    extra = held * (groups - 1) * fmt.block_bytes // fmt.block_elements
+    name, source = "attention weights of DP attention", "every group holds its own"
+    return Term(name, "weights", extra, extra * 3 // 4, extra * 5 // 4, "modelled", source)

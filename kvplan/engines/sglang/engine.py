@@ -1,0 +1,347 @@
+"""SGLang 0.5.23, and back to 0.4.9: tokens out of a static share of the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvplan.cache.bytes import KvFormats
+from kvplan.cache.sharding import shard_model
+from kvplan.engines.base import Allocation, CachePool, Pool, Settings, Stage, Term
+from kvplan.engines.common import attention_weights_term, checked, index_format, maybe_number, positive, whole_number
+from kvplan.engines.common import share as as_share
+from kvplan.engines.generic import balanced_split, plain_formats
+from kvplan.engines.rows import architecture_key
+from kvplan.engines.sglang import fraction
+from kvplan.engines.sglang.models import has_window_pool
+from kvplan.engines.sglang.pools import Cell, Pools, cell, held_bytes, pools_of
+from kvplan.engines.versions import VersionedEngine
+from kvplan.errors import UnsupportedError
+from kvplan.spec.formats import get_format
+from kvplan.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+RATIO, STATE_RATIO = 0.8, 0.9
+FRACTION_INPUTS = ("chunked_prefill_size", "max_running_requests", "attn_dp_size")
+SLOTS_PER_REQUEST = 3
+"""State slots that one running request takes with the radix tree."""
+TRACKING_SLOTS = 2
+"""And these besides where states are tracked while overlapping (0.5.23's default)."""
+
+
+class Sglang(VersionedEngine):
+    """The share is of free memory before the weights are loaded; weights and all pools come out of it."""
+
+    name = "sglang"
+    version = "0.5.23"
+    versions = ("0.4.9", "0.5.2", "0.5.6", "0.5.12", "0.5.14", "0.5.17", "0.5.20", "0.5.23")
+    summary = "pages of one token out of a static share; own pools for windows and states"
+    smaller_kv_formats = ("fp8",)
+    settings = frozenset(
+        {
+            "mem_fraction_static",
+            "page_size",
+            "chunked_prefill_size",
+            "swa_full_tokens_ratio",
+            "mamba_full_memory_ratio",
+            "max_running_requests",
+            "max_total_tokens",
+            "max_mamba_cache_size",
+            "attn_dp_size",
+            "mamba_ssm_cache_dtype",
+        }
+    )
+
+    def __init__(self, version: str | None = None) -> None:
+        super().__init__(version)
+        self._model: ModelSpec | None = None
+        """The whole model, which DP attention divides otherwise than the ranks of a stage are divided."""
+
+    def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+        self._model = model
+        source = f"SGLang {self.version} srt/server_args.py"
+        found: dict[str, tuple[Any, str]] = {"page_size": (1, source)}
+        if any(m.states() for _, m in model.mixers()):
+            found["mamba_full_memory_ratio"] = (STATE_RATIO, source)
+        if self._window_pool(model):
+            found["swa_full_tokens_ratio"] = (RATIO, source)
+        if gpu is not None:
+            mib = (gpu.nvml_total_bytes or gpu.device_bytes) // MIB
+            asked = {n: checked(given[n], n) for n in FRACTION_INPUTS if given.get(n) is not None}
+            chunk = asked.get("chunked_prefill_size") or fraction.chunk_default(mib, self.version)
+            found["chunked_prefill_size"] = (chunk, f"{source}, on a card of {mib:,} MiB")
+            reserved = fraction.reserved_mib(
+                mib,
+                version=self.version,
+                tp=given.get("tensor_parallel_size", 1),
+                pp=given.get("pipeline_parallel_size", 1),
+                chunk=chunk,
+                running=asked.get("max_running_requests"),
+                attn_dp=asked.get("attn_dp_size", 1),
+                latent=any(m.kind == "mla" for _, m in model.mixers()),
+            )
+            found["mem_fraction_static"] = (
+                fraction.static_fraction(mib, reserved),
+                f"{reserved:,.0f} of {mib:,} MiB are reserved ({source})",
+            )
+        return found
+
+    def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
+        self._numbers(settings)
+        maybe_number(settings, "max_running_requests")
+        odd = sorted({m.kind for _, m in model.mixers() if m.kind in ("compressed", "cross")})
+        if odd:
+            raise UnsupportedError(
+                f"{model.id}: {', '.join(odd)} caches of SGLang are not modelled",
+                where="--engine sglang",
+                hint="type --engine generic",
+            )
+        tp, dp = settings.tensor_parallel_size, whole_number(settings, "attn_dp_size", 1)
+        if tp % dp:
+            raise UnsupportedError(
+                f"DP attention of {dp} does not divide tensor parallel size {tp}",
+                where="--attn-dp-size",
+                hint=f"type --attn-dp-size {tp}",
+            )
+        page, chunk = whole_number(settings, "page_size", 1), settings.extra.get("chunked_prefill_size")
+        if chunk and chunk % page:
+            raise UnsupportedError(
+                f"chunked_prefill_size {chunk:,} is not a multiple of page_size {page}",
+                where="--page-size",
+                hint="type --page-size 64",
+            )
+        warnings = [*self.warnings]
+        if not self._window_pool(model) and any(s.window for _, m in model.mixers() for s in m.streams()):
+            warnings.append(f"SGLang {self.version} holds the windowed layers of {model.id} at full length")
+        if any(t for t in model.towers):
+            warnings.append(
+                "multimodal models also get a smaller fraction, by the size of their encoder; it is not modelled"
+            )
+        return warnings
+
+    def _window_pool(self, model: ModelSpec) -> bool:
+        return has_window_pool(architecture_key(model), self.version) and any(
+            s.window for _, m in model.mixers() for s in m.streams()
+        )
+
+    def split_layers(self, num_layers: int, stages: int) -> list[int]:
+        return balanced_split(num_layers, stages)
+
+    def vocab_rows(self, vocab_size: int, tp: int) -> int:
+        """The vocabulary is padded to a multiple of 64, then divided."""
+        return -(-(-(-vocab_size // 64) * 64) // tp)
+
+    def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
+        """K and V as asked for; the rows of sparse attention, and states in float32 beside bf16 convolutions."""
+        plain = plain_formats(model, settings)
+        index = index_format("SGLang 0.5.23 DSATokenToKVPool")
+        k, v = plain.k, plain.v
+        sparse = any(m.kind == "mla" and any(s.role == "index" for s in m.streams()) for _, m in model.mixers())
+        if sparse and k.name == "fp8_e4m3":
+            k = v = get_format("fp8_ds_mla")
+        asked = settings.mamba_ssm_cache_dtype
+        name = (model.recurrent_dtype or "fp32") if asked == "auto" else asked
+        recurrent = get_format(name, where="--mamba-ssm-cache-dtype").block_bytes
+        return KvFormats(k, v, index if sparse else k, 2, recurrent)
+
+    def budget_bytes(self, total_bytes: int, settings: Settings) -> int:
+        """The static share of the device; what other terms take off free memory is charged at that share."""
+        part = settings.extra.get("mem_fraction_static")
+        return total_bytes if part is None else int(total_bytes * as_share(part, "mem_fraction_static"))
+
+    def terms(self, stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
+        """What is gone before SGLang looks at free memory, at the static share; attention weights of DP attention."""
+        part = as_share(settings.extra.get("mem_fraction_static", 1.0), "mem_fraction_static")
+        many = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
+        low, middle, high = (GIB // 2, 1200 * MIB, 2560 * MIB) if many else (256 * MIB, 512 * MIB, GIB)
+        low, middle, high = (int(part * b) for b in (low, middle, high))
+        context = Term(
+            "context, communication",
+            "runtime",
+            middle,
+            low,
+            high,
+            "modelled",
+            "free memory before loading is the device less these; not fitted",
+        )
+        found = [context]
+        dp = whole_number(settings, "attn_dp_size", 1)
+        if dp > 1:
+            found.append(attention_weights_term(stage, model, dp))
+        return found
+
+    def _rank_model(self, stage: Stage, settings: Settings) -> ModelSpec:
+        """The stage's layers as one rank attends to them: divided over the attention group only."""
+        dp = whole_number(settings, "attn_dp_size", 1)
+        if dp == 1 or self._model is None:
+            return stage.spec
+        return shard_model(
+            replace(self._model, layers=stage.spec.layers, draft_layers=()), tp=settings.tensor_parallel_size // dp
+        )
+
+    def _cell(self, spec: ModelSpec, settings: Settings) -> Cell:
+        return cell(spec, self.kv_formats(spec, settings), window_pool=self._window_pool(spec))
+
+    def _numbers(self, settings: Settings) -> dict[str, Any]:
+        """The settings that decide the pools.
+
+        Raises:
+            InputError, UnsupportedError: one that cannot be read, or that SGLang refuses.
+        """
+        slots, limit = settings.extra.get("max_mamba_cache_size"), settings.extra.get("max_total_tokens")
+        dp = whole_number(settings, "attn_dp_size", 1)
+        return {
+            "version": self.version,
+            "page": whole_number(settings, "page_size", 1),
+            "ratio": as_share(settings.extra.get("swa_full_tokens_ratio", RATIO), "swa_full_tokens_ratio"),
+            "state_ratio": positive(
+                settings.extra.get("mamba_full_memory_ratio", STATE_RATIO), "mamba_full_memory_ratio"
+            ),
+            "slots": None if slots is None else whole_number(settings, "max_mamba_cache_size", 1) // dp,
+            "limit": None if limit is None else whole_number(settings, "max_total_tokens", 1),
+        }
+
+    def _pools(
+        self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]
+    ) -> tuple[Pools, list[Cell]]:
+        """The pools of the rank with the fewest tokens, which all stages lay out."""
+        numbers = self._numbers(settings)
+        cells = [self._cell(self._rank_model(s, settings), settings) for s in stages]
+        found = [pools_of(have, one, **numbers) for have, one in zip(kv_bytes, cells, strict=True)]
+        # a stage without any growing layer sets no limit
+        least = min(
+            (p for p, one in zip(found, cells, strict=True) if one.full or one.windowed),
+            key=lambda p: p.tokens,
+            default=found[0],
+        )
+        return least._replace(slots=min(p.slots for p in found)), cells
+
+    def _slots_per_request(self, cells: list[Cell]) -> int:
+        if not any(c.state for c in cells):
+            return 0
+        return SLOTS_PER_REQUEST + (TRACKING_SLOTS if self.version == "0.5.23" else 0)
+
+    def _running(self, pools: Pools, cells: list[Cell], settings: Settings) -> int:
+        """``max_running_requests`` of one DP rank."""
+        dp = whole_number(settings, "attn_dp_size", 1)
+        asked = maybe_number(settings, "max_running_requests")
+        most = max(1, asked // dp) if asked else min(4096, max(2048, int(pools.tokens / settings.max_model_len * 512)))
+        most = min(most, pools.tokens // 2)
+        each = self._slots_per_request(cells)
+        return min(most, pools.slots // each) if each else most
+
+    def request_bytes(self, stage: Stage, settings: Settings, tokens: int) -> int:
+        one, page = self._cell(self._rank_model(stage, settings), settings), whole_number(settings, "page_size", 1)
+        held = -(-tokens // page) * page
+        windowed = min(held, -(-(one.window + page) // page) * page) * one.windowed
+        return held * one.full + windowed + max(1, self._slots_per_request([one])) * one.state
+
+    def start_bytes(self, stage: Stage, settings: Settings) -> int:
+        """SGLang starts with any pool that is not empty; a windowed pool must hold more than the window."""
+        one, page = self._cell(self._rank_model(stage, settings), settings), whole_number(settings, "page_size", 1)
+        ratio = self._numbers(settings)["ratio"]
+        tokens = int((one.window + page + 1) / ratio) + page if one.windowed and one.full else page + one.window
+        each = max(1, self._slots_per_request([one]))
+        return int(tokens * one.token_bytes(ratio)) + (each + 1) * one.state
+
+    def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
+        pools, cells = self._pools(stages, settings, kv_bytes)
+        page, dp = whole_number(settings, "page_size", 1), whole_number(settings, "attn_dp_size", 1)
+        running = self._running(pools, cells, settings)
+        window = max(c.window for c in cells)
+        refusal = ""
+        if pools.tokens <= 0:
+            refusal = "no memory is left for the cache: raise --mem-fraction-static"
+        elif any(c.windowed for c in cells) and pools.window_tokens <= window + page:
+            least = window + page
+            refusal = f"{pools.window_tokens:,} tokens for windowed layers, and one request needs more than {least:,}"
+        elif running <= 0:
+            refusal = (
+                f"{pools.slots:,} state slots hold no request: raise --mem-fraction-static or --mamba-full-memory-ratio"
+            )
+        single = self._single(pools, cells, page)
+        return Pool(
+            block_size=page,
+            num_blocks=pools.tokens // page,
+            kv_tokens=pools.tokens,
+            engine_reported_tokens=pools.tokens,
+            max_concurrency=dp * self._concurrent(pools, cells, settings, settings.max_model_len),
+            max_single_request_tokens=single,
+            starts=not refusal,
+            used_bytes=tuple(held_bytes(pools, c, page) for c in cells),
+            max_num_seqs_allowed=max(0, running) * dp,
+            refusal=refusal,
+        )
+
+    @staticmethod
+    def _single(pools: Pools, cells: list[Cell], page: int) -> int:
+        """The longest request: all tokens; windowed layers let go of what is behind the window."""
+        return max(0, pools.tokens - page) if any(c.full for c in cells) else pools.tokens
+
+    def _concurrent(self, pools: Pools, cells: list[Cell], settings: Settings, tokens: int) -> float:
+        """Requests of `tokens` tokens that one DP rank holds at once, as a fraction."""
+        page = whole_number(settings, "page_size", 1)
+        held = -(-tokens // page) * page
+        counts = [pools.tokens / held]
+        window = max(c.window for c in cells)
+        if window and any(c.full for c in cells):
+            counts.append(pools.window_tokens / min(held, -(-(window + page) // page) * page))
+        elif window:
+            counts = [pools.window_tokens / min(held, -(-(window + page) // page) * page)]
+        each = self._slots_per_request(cells)
+        if each:
+            counts.append(pools.slots / each)
+        return min(counts)
+
+    def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
+        pools, cells = self._pools(stages, settings, kv_bytes)
+        each = min(int(self._concurrent(pools, cells, settings, tokens)), max(0, self._running(pools, cells, settings)))
+        return each * whole_number(settings, "attn_dp_size", 1)
+
+    def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
+        pools, cells = self._pools(stages, settings, kv_bytes)
+        running = -(-settings.concurrency_per_replica // whole_number(settings, "attn_dp_size", 1))
+        if any(c.windowed or c.state for c in cells):
+            return running <= self._concurrent(pools, cells, settings, settings.request_tokens)
+        page = whole_number(settings, "page_size", 1)
+        need = running * (-(-settings.request_tokens // page) * page)
+        return need - (running - 1) * self.shared_prefix_tokens(stages[0].spec, settings) <= pools.tokens
+
+    def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> int:
+        """Whole pages (of one token by default); the prompt's last token is computed again."""
+        page = whole_number(settings, "page_size", 1)
+        return min(settings.shared_prefix_tokens, settings.prompt_tokens - 1) // page * page
+
+    def allocation(self, model: ModelSpec, settings: Settings) -> Allocation | None:
+        """The pools of a rank where their size is given (--max-total-tokens or --kv-cache-memory-bytes)."""
+        limit, have = settings.extra.get("max_total_tokens"), settings.kv_cache_memory_bytes
+        if limit is None and have is None:
+            return None
+        tp = settings.tensor_parallel_size // whole_number(settings, "attn_dp_size", 1)
+        one, page = self._cell(shard_model(model, tp=tp), settings), whole_number(settings, "page_size", 1)
+        numbers = self._numbers(settings)
+        if have is None:
+            slots = numbers["slots"] or 0
+            have = (
+                int((whole_number(settings, "max_total_tokens", 1) + page) * one.token_bytes(numbers["ratio"]))
+                + (slots + 1) * one.state
+            )
+            numbers["slots"] = slots
+        pools = pools_of(have, one, **numbers)
+        found = []
+        for kind, tokens, k, v in (
+            ("full", pools.tokens, one.full_k, one.full_v),
+            ("sliding", pools.window_tokens, one.window_k, one.window_v),
+        ):
+            cells = tokens + page
+            if k or v:
+                found.append(CachePool(kind, cells, cells // page, cells * (k + v), cells * k, cells * v))
+        slots = pools.slots + pools.padding_slots
+        if one.state:
+            found.append(
+                CachePool("recurrent", slots, None, slots * one.state, slots * one.conv, slots * one.recurrent)
+            )
+        return Allocation(sum(p.bytes for p in found), tuple(found), slots * one.state, None, None)

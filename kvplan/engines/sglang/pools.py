@@ -1,0 +1,126 @@
+"""From bytes to SGLang's pools: tokens at full length, tokens of windowed layers, state slots.
+
+Read in SGLang 0.5.23 ``python/sglang/srt/model_executor/pool_configurator.py`` and
+``python/sglang/srt/mem_cache/kv_cache_configurator.py``; the older way with states in 0.5.6 and 0.5.12.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvplan.cache.bytes import KvFormats, state_bytes, stream_rows
+from kvplan.engines.versions import at_least
+
+if TYPE_CHECKING:
+    from kvplan.spec.model import ModelSpec
+
+PADDING_SLOT_SINCE = "0.5.14"
+"""From here on one state slot more is laid out than is handed out, and paid for."""
+
+
+class Cell(NamedTuple):
+    """Bytes per token over the layers of one rank, and per state slot."""
+
+    full_k: int
+    full_v: int
+    window_k: int
+    window_v: int
+    """Of windowed layers that have a pool of their own; 0 where none have."""
+    window: int
+    """The largest of their windows."""
+    conv: int
+    recurrent: int
+    """Of one state slot."""
+
+    @property
+    def full(self) -> int:
+        return self.full_k + self.full_v
+
+    @property
+    def windowed(self) -> int:
+        return self.window_k + self.window_v
+
+    @property
+    def state(self) -> int:
+        return self.conv + self.recurrent
+
+    def token_bytes(self, ratio: float) -> float:
+        """Bytes that one token of ``max_total_num_tokens`` costs; an int where no pool shares it."""
+        if not self.full:
+            return self.windowed
+        return self.full + ratio * self.windowed if self.windowed else self.full
+
+
+class Pools(NamedTuple):
+    """What a rank lays out."""
+
+    tokens: int
+    """``max_total_num_tokens``: tokens at full length (of windowed layers, where there are no others)."""
+    window_tokens: int
+    slots: int
+    """State slots that are handed out."""
+    padding_slots: int
+
+
+def cell(model: ModelSpec, formats: KvFormats, *, window_pool: bool) -> Cell:
+    """The cell of the layers of `model`, which is what one rank holds.
+
+    Args:
+        window_pool: windowed layers have a pool of their own.
+    """
+    sizes = [0] * 4
+    window = conv = recurrent = 0
+    only_conv = formats._replace(recurrent_bytes=0)
+    for layers, mixer in model.mixers():
+        for stream, size, _ in stream_rows(mixer, formats):
+            own = window_pool and stream.window is not None
+            sizes[2 * own + (stream.role == "v")] += layers * size
+            window = max(window, stream.window or 0) if own else window
+        states = state_bytes(mixer, formats)
+        conv += layers * state_bytes(mixer, only_conv)
+        recurrent += layers * (states - state_bytes(mixer, only_conv))
+    full_k, full_v, window_k, window_v = sizes
+    return Cell(full_k, full_v, window_k, window_v, window, conv, recurrent)
+
+
+def pools_of(
+    have: int,
+    one: Cell,
+    *,
+    version: str,
+    page: int,
+    ratio: float,
+    state_ratio: float,
+    slots: int | None,
+    limit: int | None,
+) -> Pools:
+    """The pools that `have` bytes give.
+
+    Args:
+        ratio: ``swa_full_tokens_ratio``.
+        state_ratio: ``mamba_full_memory_ratio``, bytes of states over bytes of tokens.
+        slots: state slots that are asked for; None: as many as the ratio gives.
+        limit: ``max_total_tokens``.
+    """
+    padding = 1 if one.state and at_least(version, PADDING_SLOT_SINCE) else 0
+    count = 0
+    if one.state:
+        budget = int(have * state_ratio / (1 + state_ratio))
+        count = slots if slots is not None else max(0, budget // one.state - padding)
+        have -= (count + padding) * one.state
+    size = one.token_bytes(ratio)
+    tokens = int(max(0, have) // size) if size else (limit or 0)
+    if limit is not None:
+        tokens = min(tokens, limit)
+    tokens = tokens // page * page
+    windowed = 0
+    if one.windowed:
+        windowed = int(tokens * ratio) // page * page if one.full else tokens
+    return Pools(tokens, windowed, count, padding)
+
+
+def held_bytes(pools: Pools, one: Cell, page: int) -> int:
+    """Bytes of all pools, with the page that takes dummy writes."""
+    tokens = (pools.tokens + page) * one.full if one.full else 0
+    windowed = (pools.window_tokens + page) * one.windowed if one.windowed else 0
+    return tokens + windowed + (pools.slots + pools.padding_slots) * one.state

@@ -1,0 +1,149 @@
+"""What vLLM's budget pays for outside torch: CUDA graphs, communication, cuBLAS, contexts.
+
+The only figures here that were fitted rather than derived are the constants below; all hold for
+every model. ``docs/accuracy.md`` says which logs they come from and how they do on the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvplan.engines.base import Term
+from kvplan.engines.vllm import budget_versions as versions
+from kvplan.engines.vllm.budget_activation import major
+from kvplan.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Settings, Stage
+    from kvplan.spec.gpu import GpuSpec
+
+
+GRAPH_BASE_BYTES = 80 * MIB
+"""Of the first capture: the pool's first segments. From logs with few graphs (3 + 2: 0.09 GiB, 5: 0.13, 7: 0.17)."""
+GRAPH_BYTES_PER_LAYER = 185 * 1024
+"""Per layer and captured graph: kernel nodes and what the pool keeps. Median of four logs (142 to 280 KiB)."""
+
+NCCL_BYTES = 1326 * MIB
+"""Two communicators over NVLink, measured on two H200 (840 and 486 MiB), multicast off."""
+
+
+HIP_GRAPHS = 8
+"""Upper bound of the estimate on AMD devices, in multiples: 0.71 GiB (gfx1151) to 3.9 GiB (MI300X) were captured."""
+PEER_BYTES = 235 * MIB
+"""More per communicator and doubling of the ranks on NVLink: 1.84 GiB on four H100 against 1.38 on two H200 with
+two communicators each (0.10.2)."""
+
+
+class Level(NamedTuple):
+    """Bytes outside torch that a deployment of one kind shows in logs."""
+
+    typical: int
+    low: int
+    high: int
+
+
+def _mib(typical: int, low: int, high: int) -> Level:
+    return Level(typical * MIB, low * MIB, high * MIB)
+
+
+BEFORE_SNAPSHOTS = _mib(660, 500, 900)
+"""CUDA context (619 MiB measured) and cuBLAS handle (66): charged while there was no snapshot (0.8)."""
+ALONE_OLD = _mib(20, 10, 150)
+"""One GPU before compute capability 9.0: 0.02 to 0.03 GiB in the logs of 0.10 to 0.15."""
+ALONE_NEW = _mib(133, 20, 300)
+"""One GPU from 9.0 on: 0.13 GiB in the logs of 0.11."""
+ALONE_CONSUMED = _mib(150, 60, 520)
+"""One GPU from 0.27 on, where fragments of torch's allocator count too: 0.13 to 0.16, once 0.47 GiB."""
+ALONE_SM12 = _mib(430, 60, 700)
+"""One GPU of compute capability 12: 0.42 to 0.5 GiB in logs of 0.28 to 0.30."""
+TOGETHER_OLD = _mib(143, 60, 1100)
+"""Several GPUs before 9.0 or without NVLink, snapshot before NCCL (up to 0.10): 0.14 GiB; 1.0 over two nodes."""
+TOGETHER_NVLINK_OLD = Level(NCCL_BYTES + 80 * MIB, 900 * MIB, NCCL_BYTES + 600 * MIB)
+"""The same on NVLink from 9.0 on: 1.38 GiB printed by 0.10.2 on two H200."""
+TOGETHER = _mib(553, 100, 1100)
+"""Several GPUs from 0.11 on: one communicator still opens late; 0.54 and 0.55 GiB."""
+
+
+def outside_level(settings: Settings, gpu: GpuSpec) -> tuple[Level, str]:
+    """(bytes outside torch, where the figure comes from)."""
+    version, new = versions.version_of(settings), major(gpu) >= 9
+    together = settings.tensor_parallel_size > 1 or settings.pipeline_parallel_size > 1
+    nvlink = gpu.interconnect == "nvlink"
+    if version < versions.SNAPSHOT_FIRST:
+        base = BEFORE_SNAPSHOTS
+        more = NCCL_BYTES if together and nvlink and new else TOGETHER_OLD.typical if together else 0
+        level = Level(base.typical + more, base.low + more // 2, base.high + more)
+        return level, "context and NCCL count: no snapshot before 0.9"
+    if not together:
+        if major(gpu) == 12 and version >= versions.SNAPSHOT_AFTER_NCCL:
+            return ALONE_SM12, "logs of single RTX 5090, 0.28 to 0.30"
+        if version >= versions.CONSUMED_FROM_DEVICE:
+            return ALONE_CONSUMED, "logs of single GPUs, 0.28 to 0.31; fragments of the allocator count since 0.27"
+        if new:
+            return ALONE_NEW, "logs of single H100, 0.11"
+        return ALONE_OLD, "logs of single A100, A6000 and RTX 3090, 0.10 to 0.15"
+    doublings = max(0, settings.tensor_parallel_size.bit_length() - 2) if new and nvlink else 0
+    if version < versions.SNAPSHOT_AFTER_NCCL:
+        if new and nvlink:
+            why = "NCCL measured on two H200; the snapshot came before it until 0.11"
+            return _more(TOGETHER_NVLINK_OLD, 2 * doublings * PEER_BYTES), why
+        return TOGETHER_OLD, "logs of two A100, 0.10.1"
+    return _more(TOGETHER, doublings * PEER_BYTES), "logs of two H100, 0.11: a communicator opens after the snapshot"
+
+
+def _more(level: Level, size: int) -> Level:
+    """A level with more peers."""
+    return Level(level.typical + size, level.low, level.high + 2 * size)
+
+
+def outside_term(settings: Settings, gpu: GpuSpec) -> Term:
+    """Memory outside torch that appears after the snapshot."""
+    level, source = outside_level(settings, gpu)
+    return Term("outside torch", "runtime", level.typical, level.low, level.high, "modelled", source)
+
+
+def capture_sizes(settings: Settings, gpu: GpuSpec, drafts: int = 0) -> list[int]:
+    """Batch sizes whose graphs are captured.
+
+    1, 2, 4, then by 8 up to 256 and by 16 above (by 8 throughout until 0.11.0), up to twice the most
+    sequences, 512 at most (1,024 on compute capability 10.x).
+    Source: vLLM ``vllm/config/vllm.py``, ``_set_cudagraph_sizes``.
+    """
+    seqs = settings.max_num_seqs or 0
+    limit = 1024 if major(gpu) == 10 and versions.version_of(settings) >= (0, 24, 0) else 512
+    top = min(2 * seqs * (1 + drafts), limit, settings.max_num_batched_tokens or limit)
+    asked = settings.extra.get("max_cudagraph_capture_size")
+    if isinstance(asked, int) and asked > 0:
+        top = limit = asked
+    fine = versions.version_of(settings) >= versions.FINE_GRAPH_SIZES
+    large = range(272, limit + 1, 16) if fine else range(264, limit + 1, 8)
+    return [s for s in (1, 2, 4, *range(8, 257, 8), *large) if s <= max(1, top)]
+
+
+def graph_count(settings: Settings, gpu: GpuSpec, drafts: int = 0) -> int:
+    """Graphs captured: one a size, and one more for each size that a decode batch can have."""
+    sizes = capture_sizes(settings, gpu, drafts)
+    full = len([s for s in sizes if s <= (settings.max_num_seqs or 0) * (1 + drafts)])
+    return len(sizes) + (full if versions.version_of(settings) >= versions.GRAPH_MODES else 0)
+
+
+def graph_term(stage: Stage, settings: Settings, gpu: GpuSpec, runner: int, drafts: int) -> Term:
+    """The estimate of CUDA graph memory that vLLM takes off the budget before it sizes the cache."""
+    if settings.enforce_eager:
+        return Term("CUDA graphs", "cuda_graph", 0, 0, 0, "exact", "eager mode captures none")
+    count = graph_count(settings, gpu, drafts)
+    size = GRAPH_BASE_BYTES + GRAPH_BYTES_PER_LAYER * stage.spec.num_layers * count
+    if not versions.graphs_charged(settings, gpu, runner):
+        why = (
+            f"not charged by {settings.engine_version} (V{runner} runner): "
+            f"about {size / GIB:.2f} GiB come out of the share withheld"
+        )
+        return Term("CUDA graphs", "cuda_graph", 0, 0, 0, "exact", why)
+    source = (
+        f"{count} graphs of {stage.spec.num_layers} layers, V{runner} runner; fitted to four logs, "
+        "whose estimates differ by a factor of 2"
+    )
+    low, high = size // 2, size * 8 // 5 + 64 * MIB
+    if gpu.vendor == "amd":
+        high = HIP_GRAPHS * size
+    return Term("CUDA graphs", "cuda_graph", size, low, high, "modelled", source)

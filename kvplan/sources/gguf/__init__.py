@@ -1,0 +1,1 @@
+"""Reading GGUF: the binary header, and the model that its metadata describe."""

@@ -1,0 +1,8 @@
+"""Makes `files`, the writer of test files, importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
