@@ -92,12 +92,10 @@ class Shape:
 
     def _owners(self) -> int:
         """Layers from the start that own a cache."""
-        shared = self.keys.get("attention.shared_kv_layers", 0)
-        owners = arch.OWNERS.get(
-            self.architecture, self.layers - shared if self.architecture == "gemma4" else self.layers
-        )
-        if owners < 2 <= self.layers:
-            self.keys.fail(f"shares the cache of {owners} of {self.layers} layers")
+        shared = self.keys.get("attention.shared_kv_layers", 0) if self.architecture == "gemma4" else 0
+        owners = arch.OWNERS.get(self.architecture, self.keys.get("block_count", 0) - shared)
+        if shared and owners < 2:
+            self.keys.fail(f"shares the cache of {max(0, owners)} of {self.layers} layers")
         return min(owners, self.layers)
 
     def indexed(self, il: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.sources.hf.attention import hidden_size, kv_heads, softmax_attention
 from kvplan.sources.hf.ffn import dense_ffn, moe_ffn
 from kvplan.sources.hf.keys import Config, Layers
-from kvplan.sources.hf.layout import Layer, layer_count, layer_windows, stack
+from kvplan.sources.hf.layout import Layer, layer_count, layer_overrides, layer_windows, stack
 from kvplan.sources.hf.plain import plain
 from kvplan.spec.model import Block, ExtraTensor
 
@@ -119,11 +119,12 @@ def _sharing(
 ) -> list[Layer]:
     """Layers with caches, then those that read the cache of the last earlier layer of their kind."""
     windows = layer_windows(cfg, _four_to_one if global_fields is None else _five_to_one)
+    overrides = layer_overrides(cfg, len(windows), {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"})
     first = shared_tail(cfg, len(windows))
     layers: list[Layer] = []
     for i, window in enumerate(windows):
         word = "global" if window is None else "local"
-        fields: dict[str, Any] = {"qk_norm": "head"} | ((global_fields or {}) if window is None else {})
+        fields: dict[str, Any] = {"qk_norm": "head"} | ((global_fields or {}) if window is None else {}) | overrides[i]
         if i < first:
             mixer = softmax_attention(cfg, window=window, **fields)
         else:

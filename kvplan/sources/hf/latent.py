@@ -95,6 +95,8 @@ def compressed(cfg: Config) -> Layers:
     ratios = _ratios(cfg, count)
     sources = cfg.maybe_list("kv_source_layer_ids")
     cfg.ignore(("qk_rope_head_dim", "num_key_value_heads", "num_hash_layers", "compress_rope_theta", "v_head_dim"))
+    if any(kind not in ("moe", "hash_moe") for kind in cfg.maybe_list("mlp_layer_types") or []):
+        raise cfg.error("mlp_layer_types has a kind of layer that is not understood")
     index_sources = cfg.maybe_list("index_source_layer_ids")
     number = cfg.maybe_int("num_nextn_predict_layers") or 0
     layers = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from kvplan.errors import printable
 from kvplan.sources.hf.keys import Config, Layers
 from kvplan.spec.model import Block
 
@@ -136,3 +137,24 @@ def _from_pattern(cfg: Config, pattern: Any, count: int) -> list[bool]:
     if every <= 0:
         raise cfg.error(f"sliding_window_pattern must be above 0, not {every}")
     return [(i + 1) % every != 0 for i in range(count)]
+
+
+def layer_overrides(cfg: Config, count: int, known: dict[str, str]) -> list[dict[str, int]]:
+    """What ``per_layer_config`` changes in each layer: names of mixer fields -> whole numbers.
+
+    Args:
+        count: layers of the model.
+        known: key in the file -> field of the mixer.
+
+    Raises:
+        SpecError: a layer that does not exist, or a key that is not in `known`.
+    """
+    found: list[dict[str, int]] = [{} for _ in range(count)]
+    for number, changes in (cfg.maybe_dict("per_layer_config") or {}).items():
+        if not number.isascii() or not number.isdigit() or int(number) >= count or not isinstance(changes, dict):
+            raise cfg.error(f"per_layer_config has an entry {printable(repr(number), 40)} for {count} layers")
+        for key, value in changes.items():
+            if key not in known:
+                raise cfg.error(f"per_layer_config changes {printable(repr(key), 40)}, which is not understood")
+            found[int(number)][known[key]] = cfg.as_int(value, key)
+    return found

@@ -35,7 +35,7 @@ _CONTEXT = (
 )  # fmt: skip
 _TELLTALE = re.compile(
     r"window|kv_|_kv|head_dim|n_head|num_heads|_heads$|layer_types|layers_block|lora_rank|compress|ssm|mamba|chunk|index"
-    r"|sparse_att|linear_attn|cross_att|state_size|conv_kernel|hybrid|_pattern|cache_layers|shared_layers|latent"
+    r"|sparse_att|linear_attn|cross_att|state_size|conv_kernel|hybrid|_pattern|cache_layers|shared_layers|latent|per_layer_config"
 )
 """How the names of fields look that may change what a layer caches."""
 

@@ -50,24 +50,13 @@ SETTINGS = {
 NOT_SETTINGS = {"mode", "hf_config", "available_bytes", "draft_hf_config", "build_device"}
 
 
-READER_GAPS = {
-    "gemma4-text-default": "the reader of configurations does not know per_layer_config",
-    "dsv4-default-tp4": "the reader of configurations does not know mlp_layer_types",
-}
-
-
 def ids(case: dict[str, Any]) -> str:
     return str(case["id"])
 
 
 def marked(cases: list[dict[str, Any]]) -> list[Any]:
-    """The cases as parameters; those whose file the reader cannot take yet are expected to fail."""
-    return [
-        pytest.param(c, id=c["id"], marks=pytest.mark.xfail(reason=READER_GAPS[c["id"]], strict=False))
-        if c["id"] in READER_GAPS
-        else pytest.param(c, id=c["id"])
-        for c in cases
-    ]
+    """The cases as parameters, named by their ids."""
+    return [pytest.param(c, id=c["id"]) for c in cases]
 
 
 def test_all_cases_are_here() -> None:

@@ -71,11 +71,9 @@ def test_windows_by_pattern_key() -> None:
     assert [by_array.blocks[n].mixers[0].kind for n in by_array.layers] == ["full", "sliding", "sliding", "full"]
     assert kinds(spec("gemma3", **{"attention.sliding_window_pattern": 2})) == {"sliding": 2, "full": 2}
     assert kinds(spec("gemma3", **{"attention.sliding_window": 0})) == {"full": 4}
-    assert (
-        kinds(spec("exaone4", **{"attention.sliding_window": 512})) == {"full": 4}
-        if "exaone4" in ARCHITECTURES
-        else True
-    )
+    wide = {**metadata_of("llama"), "vocab_size": 9, "attention.sliding_window": 512}
+    assert kinds(read_metadata("exaone4", wide)) == {"full": 4}
+    assert kinds(read_metadata("exaone4", {**wide, "block_count": 64})) == {"sliding": 48, "full": 16}
     first = read_metadata("smallthinker", {**metadata_of("llama"), "vocab_size": 9, "attention.sliding_window": 512})
     assert [first.blocks[n].mixers[0].kind for n in first.layers] == ["full", "sliding", "sliding", "sliding"]
     assert next(m.window for _, m in first.mixers() if m.kind == "sliding") == 4096  # type: ignore[attr-defined]
@@ -98,10 +96,9 @@ def test_indexers_of_sparse_attention() -> None:
 
 
 def test_latent_attention_without_rows_is_said_to_be_larger() -> None:
-    legacy = spec(
-        "deepseek2", **{"attention.key_length_mla": None, "attention.value_length_mla": None, "attention.head_count_kv": 8,
-                        "attention.key_length": 192, "attention.value_length": 128},
-    )  # fmt: skip
+    changed = {"attention.head_count_kv": 8, "attention.key_length": 192, "attention.value_length": 128}
+    rows = {"attention.key_length_mla": None, "attention.value_length_mla": None}
+    legacy = spec("deepseek2", **changed, **rows)
     assert kinds(legacy) == {"full": 4}
     assert "without latent (MLA) rows" in legacy.file_warnings[0]
     found = plan_deployment(legacy, None, "llama.cpp", {"ctx_size": 4096})

@@ -1,0 +1,89 @@
+"""The index of a checkpoint in several files: which files it has. Its tensors come from their headers."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from kvplan.errors import SpecError, printable
+from kvplan.sources.strict_json import decode, parse
+
+INDEX_NAME = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+MAX_SHARDS = 4096
+_MAP = re.compile(rb'"weight_map"\s*+:\s*+\{')
+_PAIR = re.compile(rb'\s*+"([^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+)"\s*+:\s*+"([^"\\\x00-\x1f]{1,255})"\s*+([,}])')
+_SHARD = re.compile(r"[^/\\:\x00-\x1f]+\.safetensors\Z")
+_DOWNLOAD = "download it again"
+
+
+class Index(NamedTuple):
+    """What an index says."""
+
+    shards: dict[str, int]
+    """File name -> tensors that it should hold, in order of name."""
+    total_bytes: int | None
+    """``metadata.total_size``: bytes of all tensors."""
+
+
+def read_index(data: bytes, where: str) -> Index:
+    """The files of a checkpoint.
+
+    The map from tensors to files is read pair by pair and not kept: that of a large mixture of experts would
+    fill a hundred megabytes.
+
+    Args:
+        where: the file, for error messages.
+
+    Raises:
+        SpecError: no index, a tensor that stands twice, or a file name that leads out of the folder.
+    """
+    start = _MAP.search(data)
+    if start is None:
+        parse(decode(data, where), where)  # says what is wrong with the JSON, if anything is
+        raise SpecError("has no weight_map", where=where, hint=_DOWNLOAD)
+    counts: dict[bytes, int] = {}
+    names: set[int] = set()
+    at, more = start.end(), not re.compile(rb"\s*+\}").match(data, start.end())
+    while more:
+        match = _PAIR.match(data, at)
+        if match is None:
+            line = data.count(b"\n", 0, at) + 1
+            raise SpecError("weight_map cannot be read", where=f"{where}:{line}", hint=_DOWNLOAD)
+        tensor, shard, end = match.groups()
+        counts[shard] = counts.get(shard, 0) + 1
+        names.add(hash(tensor))
+        if len(counts) > MAX_SHARDS:
+            raise SpecError(f"names more than {MAX_SHARDS:,} files", where=where, hint="is it the right file?")
+        at, more = match.end(), end == b","
+    if len(names) != sum(counts.values()):
+        raise SpecError("weight_map names a tensor twice", where=where, hint=_DOWNLOAD)
+    if not counts:
+        raise SpecError("weight_map is empty", where=where, hint=_DOWNLOAD)
+    shards = {_plain_name(shard, where): count for shard, count in sorted(counts.items())}
+    return Index(shards, _total(data[: start.end()] + b"}" + data[at:], where))
+
+
+def _plain_name(shard: bytes, where: str) -> str:
+    """The name of a file in this folder.
+
+    Raises:
+        SpecError: it is anything else.
+    """
+    name = shard.decode("utf-8", "replace")
+    if not _SHARD.match(name) or not name.isprintable():
+        raise SpecError(
+            f"names the file {printable(name, 80)!r}, which is not a .safetensors file of the same folder",
+            where=where, hint="do not trust this checkpoint",
+        )  # fmt: skip
+    return name
+
+
+def _total(rest: bytes, where: str) -> int | None:
+    """``metadata.total_size`` from the index without its map."""
+    found = parse(rest.decode("utf-8-sig", "replace"), where)
+    metadata = found.get("metadata") if isinstance(found, dict) else None
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(total, float) and total.is_integer():
+        total = int(total)
+    return total if isinstance(total, int) and not isinstance(total, bool) and total > 0 else None
