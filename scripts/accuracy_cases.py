@@ -17,7 +17,7 @@ from kvplan.spec.gpu import GpuSpec
 from kvplan.spec.model import ModelSpec
 from kvplan.units import GIB
 
-FILES = ("field.jsonl", "field_2026.jsonl")
+FILES = ("field.jsonl", "field_2026.jsonl", "field_more.jsonl")
 CASES = Path(__file__).resolve().parent.parent / "tests" / "data" / "cases"
 
 GPUS = {
@@ -39,6 +39,7 @@ INFERRED_VERSIONS = {
 OLDEST = "0.8.5"
 INFERRED_GPUS = {
     "fresh-67144197265-qwen25-7b": ("l40s", "44.6 GiB by the printed utilisation"),
+    "log-54492899325-24gb-gemma4-e4b": ("rtx-3090", "23.7 GiB by the printed utilisation"),
     "fresh-51830815744-wsl-qwen36-35b-nvfp4": ("rtx-5090", "32.0 GiB by the printed utilisation, native NVFP4"),
     "fresh-61120944849-rocm80-qwen38-27b": ("strix-halo", "gfx1151, 80.0 GiB printed"),
     "fresh-61120944849-rocm80-qwen38-27b-mtp": ("strix-halo", "gfx1151, 80.0 GiB printed"),
@@ -86,7 +87,7 @@ PASSED = (
     "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size", "kv_cache_dtype", "enforce_eager",
     "max_model_len", "enable_expert_parallel", "enable_prefix_caching",
 )  # fmt: skip
-EXTRA = ("skip_mm_profiling", "language_model_only", "max_cudagraph_capture_size")
+EXTRA = ("skip_mm_profiling", "language_model_only", "max_cudagraph_capture_size", "compile_cache")
 
 
 class Case(NamedTuple):
@@ -108,7 +109,7 @@ class Case(NamedTuple):
     @property
     def available_bytes(self) -> int:
         """What the engine printed as available for the cache, per GPU."""
-        return round(self.reported["available_kv_gib"] * GIB)
+        return round(float(self.reported["available_kv_gib"]) * GIB)
 
 
 def read_all() -> list[dict[str, Any]]:
@@ -125,7 +126,7 @@ def read_all() -> list[dict[str, Any]]:
 
 def source_of(case: dict[str, Any]) -> str:
     """An id for the report's author and machine."""
-    head = re.match(r"(fresh-\d+|fresh-[a-z0-9]+-\d+|[a-z0-9]+)", case["id"])
+    head = re.match(r"(fresh-\d+|log-\d+|fresh-[a-z0-9]+-\d+|[a-z0-9]+)", case["id"])
     return head.group(0) if head else str(case["id"])
 
 

@@ -23,6 +23,7 @@ from accuracy_cases import LAYOUT_FROM, REFUSALS, Case, plannable, read_all
 from kvplan.engines import get_engine
 from kvplan.engines.base import Settings
 from kvplan.engines.vllm import budget_outside, speculation
+from kvplan.engines.vllm.budget_activation import major
 from kvplan.engines.vllm.budget_versions import SNAPSHOT_AFTER_NCCL, graphs_charged, runner, version_of
 from kvplan.errors import KvplanError
 from kvplan.planning.drafts import served_model
@@ -120,7 +121,7 @@ def leave_out(case: Case, outcome: Outcome, printed: list[tuple[str, Settings, C
     alike = [
         c.reported["non_torch_gib"] * GIB for c in others
         if (c.given["tensor_parallel_size"] > 1) == (case.given["tensor_parallel_size"] > 1)
-        and (budget_outside.major(c.gpu) >= 9) == (budget_outside.major(case.gpu) >= 9)
+        and (major(c.gpu) >= 9) == (major(case.gpu) >= 9)
     ]  # fmt: skip
     if alike:
         moved += own.typical - round(median(alike))
@@ -148,7 +149,7 @@ def leave_out(case: Case, outcome: Outcome, printed: list[tuple[str, Settings, C
 def outside_class(settings: Settings, case: Case) -> tuple[bool, bool, bool]:
     """What decides the bytes outside torch: several ranks, a new device, NCCL in the snapshot."""
     version = version_of(settings)
-    return settings.tensor_parallel_size > 1, budget_outside.major(case.gpu) >= 9, version >= SNAPSHOT_AFTER_NCCL
+    return settings.tensor_parallel_size > 1, major(case.gpu) >= 9, version >= SNAPSHOT_AFTER_NCCL
 
 
 def graphs(settings: Settings, case: Case) -> int:

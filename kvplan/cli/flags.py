@@ -8,7 +8,6 @@ from typer.core import TyperOption
 
 from kvplan.cli.app import Verb
 from kvplan.engines import flags as others
-from kvplan.engines import ollama
 from kvplan.engines.llama_cpp import flags as llama_cpp
 from kvplan.engines.options import Option
 from kvplan.engines.vllm import flags as vllm
@@ -27,7 +26,9 @@ HARDWARE = (
 )  # fmt: skip
 
 ENGINE = (
-    Option("engine", ("--engine",), "text", "NAME[@VERSION]", "vllm (default), generic (arithmetic alone), sglang, ..."),
+    Option(
+        "engine", ("--engine",), "text", "NAME[@VERSION]", "vllm (default), generic (arithmetic alone), sglang, ..."
+    ),
     Option("weights", ("--weights",), "text", "FORMAT", "storage of the weights; default: what the checkpoint says"),
 )
 
@@ -44,7 +45,7 @@ WORKLOAD = (
 )  # fmt: skip
 
 PLAN = (
-    *HARDWARE, *vllm.LAYOUT, *ENGINE, *vllm.OPTIONS, *others.OPTIONS, *llama_cpp.OPTIONS, *ollama.OPTIONS, *WORKLOAD,
+    *HARDWARE, *vllm.LAYOUT, *ENGINE, *vllm.OPTIONS, *others.OPTIONS, *llama_cpp.OPTIONS, *llama_cpp.OLLAMA, *WORKLOAD,
 )  # fmt: skip
 """Every flag of ``kvplan plan``, in the order of its help."""
 

@@ -9,6 +9,7 @@ then turns the words of a command line into settings. Nothing is run, and no var
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from kvplan.engines.options import Option
@@ -46,6 +47,10 @@ class Reading:
         self.other: dict[str, str] = {}
         """Flag -> value, for flags that are no setting: an engine's `Grammar.settle` looks at some of them."""
         self.warnings: list[str] = []
+        self.quantization: tuple[str, str] | None = None
+        """(the words that ask for it, the weight format that is meant; empty where kvplan has none)."""
+        self.nodes = 1
+        """Machines that such a command is started on."""
 
     def set(self, setting: str, value: Any, typed: str) -> None:
         """A setting; the last one of a name counts, as it does for the engines."""
@@ -60,6 +65,26 @@ class Reading:
     def fail(self, setting: str, error: KvplanError) -> None:
         self.unset(setting)
         self.problems[setting] = error
+
+
+    def move(self, old: str, new: str) -> None:
+        """Let what was given for one setting count for another."""
+        for where in (self.settings, self.typed, self.problems):
+            if old in where:
+                where[new] = where.pop(old)  # type: ignore[attr-defined]
+
+    def use(self, *flags: str) -> str | None:
+        """The value of a flag that is no setting of its own, which then no longer counts as ignored."""
+        for flag in flags:
+            if flag in self.other:
+                self.ignored = [name for name in self.ignored if name.replace("_", "-") != flag]
+                return self.other[flag]
+        return None
+
+
+def pick(options: Sequence[Option], *settings: str) -> tuple[Option, ...]:
+    """The options of some settings, out of tables of several engines."""
+    return tuple(option for option in options if option.setting in settings)
 
 
 def _leave(reading: Reading) -> None:
@@ -129,9 +154,10 @@ def _table(grammar: Grammar) -> dict[str, _Entry]:
     table: dict[str, _Entry] = {}
     for kind, names in (
         ("switch", grammar.switches), ("value", grammar.values), ("several", grammar.several), ("maybe", grammar.maybe),
+        ("value", grammar.unmodelled),
     ):  # fmt: skip
         for name in names:
-            table[name] = _Entry(kind)
+            table.setdefault(name, _Entry(kind))
             if kind in ("switch", "maybe") and name.startswith("--"):
                 table.setdefault(_negative(name), _Entry("switch"))
     by_setting: dict[str, Option] = {}
@@ -277,7 +303,7 @@ class _Reader:
         elif option is None:
             reading.other[flag] = value or ""
             reading.ignored.append(name)
-            if flag in self.grammar.unmodelled and (value or "").lower() not in _FALSE:
+            if not self.grammar.unmodelled.isdisjoint((flag, flag.partition(".")[0])) and (value or "").lower() not in _FALSE:
                 reading.warnings.append(f"{shown} changes what the memory holds, and is not modelled")
         elif option.is_switch:
             on = (entry.kind == "option") == (value is None or value.lower() not in _FALSE)
@@ -325,3 +351,12 @@ def _unset(name: str, where: str, hint: str) -> InputError:
     shown = printable(name, _LONGEST)
     text = f"{shown} cannot be known without a shell" if shown.startswith(("$(", "`")) else f"{shown} is not set here"
     return InputError(text, where=printable(where, _LONGEST), hint=hint)
+
+
+MODULES = ("vllm.command", "sglang.command", "tensorrt_llm.command", "llama_cpp.command", "ollama_command")
+"""Where the grammars are; each module has a ``GRAMMAR``."""
+
+
+def grammars() -> list[Grammar]:
+    """The command lines of all engines that have one."""
+    return [import_module(f"kvplan.engines.{module}").GRAMMAR for module in MODULES]

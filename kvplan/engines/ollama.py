@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvplan.engines.llama_cpp.architectures import facts
 from kvplan.engines.llama_cpp.engine import LlamaCpp
 from kvplan.engines.llama_cpp.geometry import flash_mode, pad, slot_tokens, slots_of, whole
-from kvplan.engines.options import Option
 from kvplan.errors import InputError
 from kvplan.spec.formats import get_format
 from kvplan.units import GIB, MIB
@@ -36,20 +36,12 @@ ENVIRONMENT = {
 }  # fmt: skip
 """Environment variable -> setting."""
 
-OPTIONS = (
-    Option("num_ctx", ("--num-ctx",), "tokens", "TOKENS", "context of one slot (OLLAMA_CONTEXT_LENGTH)", "Ollama"),
-    Option(
-        "num_parallel", ("--num-parallel",), "count", "N",
-        "slots, each with its own context (OLLAMA_NUM_PARALLEL, default 1)", "Ollama",
-    ),
-    Option(
-        "num_batch", ("--num-batch",), "count", "TOKENS", "batch and micro-batch; by context length where left out",
-        "Ollama",
-    ),
+_ONE_SLOT = frozenset(
+    {
+        "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "qwen3vl", "qwen3vlmoe",
+    }
 )  # fmt: skip
-
-_ONE_SLOT = frozenset({"gated_delta_net", "short_conv", "mamba2"})
-"""Kinds of layers in the architectures that Ollama runs with one slot (qwen35, qwen3next, lfm2, nemotron_h)."""
+"""GGUF architectures that run with one slot, whatever OLLAMA_NUM_PARALLEL says."""
 
 
 class Ollama(LlamaCpp):
@@ -78,7 +70,7 @@ class Ollama(LlamaCpp):
         """OLLAMA_NUM_PARALLEL, which recurrent architectures bring down to 1."""
         asked = given.get("num_parallel", given.get("parallel"))
         slots = slots_of(asked, "--num-parallel") or 1
-        if slots > 1 and "parallel" not in given and any(m.kind in _ONE_SLOT for _, m in model.mixers()):
+        if slots > 1 and "parallel" not in given and facts(model).name in _ONE_SLOT:
             return 1, f"{_SOURCE}: this architecture runs with one slot"
         return slots, "OLLAMA_NUM_PARALLEL" if asked is not None else f"{_SOURCE}: OLLAMA_NUM_PARALLEL is 1"
 

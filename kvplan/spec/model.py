@@ -68,6 +68,11 @@ class Checkpoint:
     """The KV format that the checkpoint itself declares (``kv_cache_scheme``)."""
     overrides: dict[str, str] = field(default_factory=dict)
     """Roles stored in another format: role -> format (experts in 4 bits beside an 8-bit rest)."""
+    stored: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Bytes in the files by role and by their dtype, as the headers say; empty: computed from the formats.
+    Besides roles: ``copies`` and ``buffers``, which nobody loads, and ``other``."""
+    stored_parameters: dict[str, int] = field(default_factory=dict)
+    """Parameters in the files by the same roles, packed ones counted one by one, scales not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +121,8 @@ class ModelSpec:
     source: str = ""
     confidence: Confidence = "derived"
     notes: tuple[str, ...] = field(default=())
+    file_warnings: tuple[str, ...] = ()
+    """What came up while its files were read; every plan repeats it."""
 
     def __post_init__(self) -> None:
         if self.hidden_size <= 0 or self.vocab_size <= 0:

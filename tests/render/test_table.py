@@ -94,6 +94,16 @@ def test_heads_break_before_prose_is_squeezed() -> None:
     assert narrow[4:] == ["llama    128  a sentence of more", "              than sixteen columns"]
 
 
+@pytest.mark.parametrize("columns", [1, 2, 3, 6])
+def test_figures_that_just_fit_are_whole(columns: int) -> None:
+    figures = ["1234567890"] * columns
+    width = 12 * columns - 2
+    grid = Grid([Column("n", right=True)] * columns, [figures])
+    assert table.draw([grid], width=width).splitlines()[2] == "  ".join(figures)
+    if columns == 2:
+        assert table.draw([KeyValues([("1234567890", "1234567890")], right=True)], width=width).split() == figures
+
+
 def test_empty_parts_leave_no_trace() -> None:
     assert table.draw([KeyValues([], title="Nothing"), Notes([]), KeyValues([("a", "b")])], width=80) == "a  b\n"
 

@@ -211,7 +211,7 @@ class LlamaCpp(Engine):
         return vocab_size
 
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
-        k, v = cache_types.split_types(settings.kv_cache_dtype)
+        k, v = cache_types.split_types(_types(settings))
         known = facts(model)
         flash = cache_types.resolve_flash(flash_mode(settings.extra["flash_attn"]), v, known) == "on"
         cache_types.check_types(model, known, k, v, flash=flash)
@@ -300,6 +300,13 @@ class LlamaCpp(Engine):
     def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> int:
         """None: a slot reuses its own prompt, and slots share no cells."""
         return 0
+
+
+def _types(settings: Settings) -> str:
+    """``K,V`` as given: by --kv-cache-dtype, or by -ctk and -ctv."""
+    if settings.kv_cache_dtype != "auto":
+        return settings.kv_cache_dtype
+    return f"{settings.extra.get('cache_type_k') or 'f16'},{settings.extra.get('cache_type_v') or 'f16'}"
 
 
 def _architecture_warnings(model: ModelSpec, known: Facts) -> list[str]:

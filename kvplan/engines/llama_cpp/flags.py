@@ -1,10 +1,13 @@
-"""llama.cpp's flags that change what its caches get. Names and meaning: libllama 0.5.0 ``common/arg.cpp``."""
+"""Flags of llama.cpp and Ollama that change what the caches get.
+
+Names and meaning: libllama 0.5.0 ``common/arg.cpp``; Ollama's are parameters of a Modelfile and environment variables.
+"""
 
 from __future__ import annotations
 
 from kvplan.engines.options import Option
 
-_PANEL = "llama.cpp"
+_PANEL, _OLLAMA = "llama.cpp", "Ollama"
 
 OPTIONS = (
     Option(
@@ -40,3 +43,16 @@ OPTIONS = (
     ),
     Option("kv_offload", ("--no-kv-offload", "-nkvo"), "false", "", "caches in host memory", _PANEL),
 )  # fmt: skip
+
+OLLAMA = (
+    Option("num_ctx", ("--num-ctx",), "tokens", "TOKENS", "context of one slot (OLLAMA_CONTEXT_LENGTH)", _OLLAMA),
+    Option(
+        "num_parallel", ("--num-parallel",), "count", "N",
+        "slots, each with its own context (OLLAMA_NUM_PARALLEL, default 1)", _OLLAMA,
+    ),
+    Option(
+        "num_batch", ("--num-batch",), "count", "TOKENS", "batch and micro-batch; by context length where left out",
+        _OLLAMA,
+    ),
+)  # fmt: skip
+"""What Ollama has besides, by the names of its Modelfile."""

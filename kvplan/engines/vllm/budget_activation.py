@@ -24,10 +24,13 @@ ITEM_TOKENS = {
     "Qwen3VLForConditionalGeneration": QWEN_ITEM, "Qwen3VLMoeForConditionalGeneration": QWEN_ITEM,
     "Qwen3_5ForConditionalGeneration": QWEN_ITEM, "Qwen3_5MoeForConditionalGeneration": QWEN_ITEM,
     "Mistral3ForConditionalGeneration": 3025, "Gemma3ForConditionalGeneration": 256,
+    "Gemma4ForConditionalGeneration": 2496,
 }  # fmt: skip
-"""Tokens of the largest image by architecture, which vLLM asks the model's processor for: 12,845,056 pixels
-of 28 x 28 (Qwen2, Qwen2.5) or 16,777,216 of 32 x 32 (Qwen3 and later; its log says "Encoder cache will be
-initialized with a budget of 16384 tokens"), 1540 x 1540 pixels of 28 x 28 (Mistral 3), 256 a picture (Gemma 3)."""
+"""Tokens of the largest image or video by architecture, which vLLM asks the model's processor for.
+
+Qwen2 and Qwen2.5: 12,845,056 pixels of 28 x 28; Qwen3 and later: 16,777,216 of 32 x 32 (their log says
+"Encoder cache will be initialized with a budget of 16384 tokens"); Mistral 3: 1540 x 1540 pixels of 28 x 28;
+Gemma 3: 256 a picture; Gemma 4: a video of 2,496 (the same line of its log)."""
 PATCHES_PER_TOKEN = 4
 """Encoders merge 2 x 2 patches into a token (Qwen, Pixtral; others merge more)."""
 EXPANDED_ITEMS: versions.Version = (0, 11, 0)
@@ -189,8 +192,10 @@ def compile_peak(stage: Stage, model: ModelSpec, settings: Settings, vocab_rows:
     if settings.enforce_eager or version < versions.COLD_COMPILE or not stage.first or outside:
         return Peak("compilation", 0, 0, 0)
     size = 2 * vocab_rows * (model.embedding_size or model.hidden_size)
-    warm = settings.extra.get("compile_cache") == "warm"
-    return Peak("compilation", 0 if warm else size, 0, size)
+    known = settings.extra.get("compile_cache")
+    if known == "warm":
+        return Peak("compilation", 0, 0, 0)
+    return Peak("compilation without a cache", size, size if known == "cold" else 0, size)
 
 
 def cublas_bytes(gpu: GpuSpec) -> int:

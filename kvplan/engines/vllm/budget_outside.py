@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 GRAPH_BASE_BYTES = 80 * MIB
 """Of the first capture: the pool's first segments. From logs with few graphs (3 + 2: 0.09 GiB, 5: 0.13, 7: 0.17)."""
-GRAPH_BYTES_PER_LAYER = 185 * 1024
-"""Per layer and captured graph: kernel nodes and what the pool keeps. Median of four logs (142 to 280 KiB)."""
+GRAPH_BYTES_PER_LAYER = 205 * 1024
+"""Per layer and captured graph: kernel nodes and what the pool keeps. Median of six logs (142 to 280 KiB)."""
 
 NCCL_BYTES = 1326 * MIB
 """Two communicators over NVLink, measured on two H200 (840 and 486 MiB), multicast off."""
@@ -52,8 +52,8 @@ ALONE_OLD = _mib(20, 10, 150)
 """One GPU before compute capability 9.0: 0.02 to 0.03 GiB in the logs of 0.10 to 0.15."""
 ALONE_NEW = _mib(133, 20, 300)
 """One GPU from 9.0 on: 0.13 GiB in the logs of 0.11."""
-ALONE_CONSUMED = _mib(150, 60, 520)
-"""One GPU from 0.27 on, where fragments of torch's allocator count too: 0.13 to 0.16, once 0.47 GiB."""
+ALONE_LATER = _mib(150, 10, 520)
+"""One GPU from 0.17 on: 0.13 to 0.16 GiB printed by 0.29 and 0.31, 0.0 to 0.22 left over in logs of 0.19 to 0.24."""
 ALONE_SM12 = _mib(430, 60, 700)
 """One GPU of compute capability 12: 0.42 to 0.5 GiB in logs of 0.28 to 0.30."""
 TOGETHER_OLD = _mib(143, 60, 1100)
@@ -77,8 +77,8 @@ def outside_level(settings: Settings, gpu: GpuSpec) -> tuple[Level, str]:
     if not together:
         if major(gpu) == 12 and version >= versions.SNAPSHOT_AFTER_NCCL:
             return ALONE_SM12, "logs of single RTX 5090, 0.28 to 0.30"
-        if version >= versions.CONSUMED_FROM_DEVICE:
-            return ALONE_CONSUMED, "logs of single GPUs, 0.28 to 0.31; fragments of the allocator count since 0.27"
+        if version >= versions.COLD_COMPILE:
+            return ALONE_LATER, "logs of single GPUs, 0.19 to 0.31"
         if new:
             return ALONE_NEW, "logs of single H100, 0.11"
         return ALONE_OLD, "logs of single A100, A6000 and RTX 3090, 0.10 to 0.15"
@@ -140,10 +140,10 @@ def graph_term(stage: Stage, settings: Settings, gpu: GpuSpec, runner: int, draf
         )
         return Term("CUDA graphs", "cuda_graph", 0, 0, 0, "exact", why)
     source = (
-        f"{count} graphs of {stage.spec.num_layers} layers, V{runner} runner; fitted to four logs, "
+        f"{count} graphs of {stage.spec.num_layers} layers, V{runner} runner; fitted to six logs, "
         "whose estimates differ by a factor of 2"
     )
-    low, high = size // 2, size * 8 // 5 + 64 * MIB
+    low, high = size // 2, 2 * size + 64 * MIB
     if gpu.vendor == "amd":
         high = HIP_GRAPHS * size
     return Term("CUDA graphs", "cuda_graph", size, low, high, "modelled", source)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-COPIES, BUFFERS, OTHER = "copies", "buffers", "other"
-"""Beside the roles of a weight: second copies of a tensor and buffers, which nobody loads; names nobody knows."""
+from kvplan.spec.stored import BUFFERS, COPIES, OTHER
 
 _TOWER = re.compile(
     r"(^|\.)(vision\w*|visual|vit|vpm|apm|audio\w*|speech\w*|sam_model|image_\w+|multi_modal_projector|mm_projector"
@@ -20,7 +19,7 @@ _TOWER = re.compile(
 _DRAFT = re.compile(r"(^|\.)(mtp\w*|nextn\w*|multi_token_\w+|eagle\w*|draft\w*)(\.|$)")
 _BUFFER = re.compile(
     r"rotary\w*\.(inv_freq|cos\w*|sin\w*)$|(^|\.)(inv_freq|position_ids|causal_mask|freqs_cis)$|rope\.freqs$"
-    r"|(attn|attention)\.(masked_)?bias$"
+    r"|(^|\.)(self_)?(attn|attention)\.(masked_)?bias$"
 )
 _SHARED = re.compile(r"(^|\.)(shared_experts?|share_expert|shared_mlp|fc[12]_latent_proj)(\.|$)")
 _ROUTED = re.compile(r"(^|\.)(experts?|local_experts|input_linear|output_linear|switch_mlp)(\.|$)")
@@ -29,7 +28,7 @@ _ROUTER = re.compile(
     r"(^|\.)(router(\.\w+)*|gate|gate\.wg|shared_expert_gate|shared_gate|wg|routing)\.(weight\w*|qweight|scales?|qzeros)$"
 )
 _NORM = re.compile(
-    r"(^|\.)(\w*norm\w*|ln|ln_?\w{1,6}|\w*layernorm\w*|norm_?\w*|sinks?|conv1d|\w*_conv1d|conv|A_log|a_log|D|dt_bias"
+    r"(^|\.)(\w*norm\w*|ln|ln_?\w{1,6}|\w*layernorm\w*|norm_?\w*|sinks?|\w*conv_?1d|conv\.conv|A_log|a_log|D|dt_bias"
     r"|\w*_scalar|hc_\w+|altup|dim_norm|\w*layer_scale|x_[rwkvag]|[wak]0|r_k|time_\w*(decay|first|faaaa|mix_\w+|maa\w*)"
     r"|attn_hc|mlp_hc|ffn_hc|hyper_\w+|recurrent_param|a_param)(\.|$)"
 )
@@ -42,7 +41,8 @@ _DENSE = re.compile(
     r"(^|\.)(\w*mlp\w*|feed_forward\w*|ffn\w*|channel_mixer|fc\d?|fc_(in|out)|dense_h_to_4h|dense_4h_to_h|residual_mlp"
     r"|linear_fc\d|(up|down|gate|gate_up)_proj|w[123]|moe)(\.|$)"
 )
-_PROJECTION = re.compile(r"(^|\.)(up|down|gate|gate_up)_proj(\.|$)")
+_MIXER_FFN = re.compile(r"(^|\.)mixer\.(up|down|gate|gate_up)_proj(\.|$)")
+"""Nemotron-H calls whatever a layer holds its mixer."""
 _EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens\w*|wte|wpe|word_embeddings|tok_embeddings|token_embd|embeddings?|embed_in|embed_positions"
     r"|position_embeddings|embed|emb|engram\w*|embed_tokens_per_layer|ngram_\w+)(\.|$)"
@@ -70,7 +70,7 @@ class Namer:
         self._known: dict[str, str] = {}
 
     def role(self, name: str) -> str:
-        """One of `kvplan.spec.kind.ROLES`, or `COPIES`, `BUFFERS`, `OTHER`."""
+        """One of `kvplan.spec.kind.ROLES`, or one of the others in `kvplan.spec.stored`."""
         match = _LAYER.search(name)
         if match is None:
             return self._role(name, "")
@@ -85,6 +85,7 @@ class Namer:
 
     def _role(self, name: str, outside: str) -> str:
         """The role of `name`, which stands in a layer under `outside` (empty: in none)."""
+        name = name.replace("norm_attn_norm.", "")  # DBRX keeps a whole half layer under that word
         whole = f"{outside}.{name}"
         if _TOWER.search(whole) or (self.encoder and re.search(r"(^|\.)encoder(\.|$)", whole)):
             return "tower"
@@ -96,7 +97,7 @@ class Namer:
             return "norm"
         for pattern, role in _INSIDE:
             if pattern.search(name):
-                return "dense_ffn" if role == "attention" and _PROJECTION.search(name) else role
+                return role
         if _EMBEDDING.search(name):
             return "embedding"
         if not outside and _HEAD.search(name):
@@ -108,6 +109,6 @@ _INSIDE = (
     (_SHARED, "shared_experts"), (_ROUTED, "routed_experts"), (_MIXTURE, "routed_experts"), (_ROUTER, "router"),
     (re.compile(r"(^|\.)(altup_\w*projections|per_layer_(model_projection|input_gate|projection)|laurel)"), "attention"),
     (re.compile(r"(^|\.)(embed_tokens\w*|engram\w*)(\.|$)"), "embedding"),
-    (_ATTENTION, "attention"), (_DENSE, "dense_ffn"),
+    (_MIXER_FFN, "dense_ffn"), (_ATTENTION, "attention"), (_DENSE, "dense_ffn"),
 )  # fmt: skip
 """Patterns of what stands in layers, in the order in which they decide."""

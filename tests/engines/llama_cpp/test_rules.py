@@ -309,6 +309,12 @@ def test_ollama_runs_recurrent_models_with_one_slot() -> None:
     assert plan("qwen3-next-80b-a3b", engine="ollama", num_ctx=8192, num_parallel=4).inputs["slots"] == 1
 
 
+def test_types_given_beside_auto() -> None:
+    assert pools("llama-3.1-8b", ctx_size=8192, kv_cache_dtype="auto", cache_type_k="q8_0") == {"full": 784}
+    with pytest.raises(InputError, match="says K and V already"):
+        plan("llama-3.1-8b", ctx_size=8192, kv_cache_dtype="q8_0", cache_type_k="q8_0")
+
+
 def test_ollama_refuses_what_llama_server_refuses() -> None:
     with pytest.raises(UnsupportedError, match="needs flash attention"):
         plan("llama-3.1-8b", engine="ollama", num_ctx=4096, kv_cache_dtype="q8_0", flash_attn="off")

@@ -30,7 +30,7 @@ def settings_of(command: str) -> dict[str, Any]:
 
 def examples() -> list[Any]:
     """(page, model, settings, figures) of every row that names a model of the catalog and shows bytes."""
-    found = []
+    found: list[Any] = []
     for page in ("transformers", "mlx", "exllamav3"):
         text = Path(f"docs/engines/{page}.md").read_text().split("## Examples")[1]
         (base,) = re.findall(r"`kvplan plan MODEL (--engine .*?)`", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from kvplan import load_gpu, load_model, plan
@@ -91,8 +91,9 @@ def test_fp8_came_late() -> None:
 
 @pytest.mark.parametrize("name", ["cache_nbits", "cache_group_size", "max_cache_len"])
 def test_settings_of_another_cache(name: str) -> None:
+    given: dict[str, Any] = {name: 4}
     with pytest.raises(InputError):
-        plan("llama-3.1-8b", engine="transformers", **{name: 4})
+        plan("llama-3.1-8b", engine="transformers", **given)
 
 
 @pytest.mark.parametrize("name", ["offloaded", "paged", "sliding"])
@@ -128,7 +129,7 @@ def test_tensor_parallel_divides_heads_but_not_latent_rows() -> None:
     assert held("deepseek-v3", tensor_parallel_size=8) == held("deepseek-v3")
 
 
-@given(
+@drawn(
     prompt=st.integers(1, 5000), steps=st.integers(0, 700), residual=st.integers(0, 200), bits=st.sampled_from([2, 4])
 )
 def test_the_residual_is_what_steps_make_it(prompt: int, steps: int, residual: int, bits: int) -> None:
@@ -143,7 +144,7 @@ def test_the_residual_is_what_steps_make_it(prompt: int, steps: int, residual: i
     assert layout.split(prompt, prompt + steps) == (quantised, waiting)
 
 
-@given(prompt=st.integers(1, 4000), steps=st.integers(0, 500), more=st.integers(1, 300))
+@drawn(prompt=st.integers(1, 4000), steps=st.integers(0, 500), more=st.integers(1, 300))
 def test_laws(prompt: int, steps: int, more: int) -> None:
     """More tokens never take fewer bytes, and the peak is never below what is held."""
     from kvplan.engines.rows import cache_rows

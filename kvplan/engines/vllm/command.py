@@ -1,0 +1,165 @@
+"""The command line of vLLM: ``vllm serve``, and the module that came before it.
+
+Source: vLLM 0.11.0 to 0.33.0, ``vllm/engine/arg_utils.py`` and ``vllm/entrypoints/``, and flags of earlier releases.
+"""
+
+from __future__ import annotations
+
+import json
+
+from kvplan.engines.command_line import Grammar, Reading, words
+from kvplan.engines.options import Option
+from kvplan.engines.vllm.flags import LAYOUT, OPTIONS
+
+SWITCHES = words("""
+    -dpe -dph -dpm aggregate-engine-logging allow-credentials allow-deprecated-quantization async-scheduling
+    calculate-kv-scales cohere-is-reasoning-model cudagraph-metrics data-parallel-external-lb
+    data-parallel-hybrid-lb data-parallel-multi-port-external-lb dcp-q-replicate disable-async-output-proc
+    disable-cascade-attn disable-chunked-mm-input disable-custom-all-reduce disable-fastapi-docs
+    disable-frontend-multiprocessing disable-log-requests disable-log-stats disable-mm-preprocessor-cache
+    disable-nccl-for-dp-synchronization disable-sliding-window disable-uvicorn-access-log enable-auto-tool-choice
+    enable-batch-sharded-sampling enable-bf16x3-router-gemm enable-cumem-allocator enable-dbo enable-elastic-ep
+    enable-ep-weight-filter enable-eplb enable-fault-tolerance enable-flash-late-interaction
+    enable-flashinfer-autotune enable-force-include-usage enable-hc-sp enable-layerwise-nvtx-tracing
+    enable-log-deltas enable-log-outputs enable-log-requests enable-logging-iteration-details enable-lora
+    enable-lora-bias enable-mamba-cache-stochastic-rounding enable-mamba-fine-grained-prefix-cache
+    enable-mamba-shared-prefix-checkpoint enable-mfu-metrics enable-mixed-moe-lora-format enable-mm-embeds
+    enable-moe-shared-loras enable-multimodal-encoder-data-parallel enable-nccl-comm-suspend enable-offline-docs
+    enable-per-request-metrics enable-prompt-adapter enable-prompt-embeds enable-prompt-tokens-details
+    enable-reasoning enable-request-id-headers enable-return-routed-experts enable-scale-out
+    enable-server-load-tracking enable-shm-tensor-arena enable-sleep-mode enable-ssl-refresh
+    enable-tokenizer-info-endpoint enable-tower-connector-lora enable-trace-replay eplb-log-balancedness
+    exclude-tools-when-tool-choice-none fail-on-environ-validation fully-sharded-loras grpc headless
+    interleave-mm-strings jit-monitor-verbose kv-cache-metrics kv-sharing-fast-prefill language-model-only
+    log-error-stack long-prefill-token-threshold-adaptive mm-encoder-only monokernel multi-step-stream-outputs
+    numa-bind ray-workers-use-nsight return-sampling-mask return-tokens-as-token-ids scheduler-reserve-full-isl
+    skip-mm-profiling skip-tokenizer-init sleep-mode-offload-cudagraph specialize-active-lora swa-bounded-replay
+    tokens-only trust-remote-code trust-request-chat-template trust-request-mm-kwargs use-fp64-gumbel
+    use-gpu-for-pooling-score use-replayssm use-tqdm-on-load use-v2-block-manager
+""")
+"""Switches without a bearing on the cache; each may have ``no-`` in front."""
+
+VALUES = words("""
+    -O -ac -asc -cc -dc -dpa -dpb -dpl -dpn -dpp -dpr -n -pcp -q -r additional-config all2all-backend
+    allowed-local-media-path anthropic-disabled-thinking-effort api-server-count attention-config aux-output-config
+    chat-template chat-template-content-format code-revision cohere-format compilation-config config-format convert
+    cp-kv-cache-interleave-size cpu-distributed-timeout-seconds cpu-offload-gb data-parallel-address
+    data-parallel-backend data-parallel-rank data-parallel-rpc-port data-parallel-size-local
+    data-parallel-start-rank data-parallel-supervisor-port dbo-decode-token-threshold dbo-prefill-token-threshold
+    dcp-comm-backend dcp-kv-cache-interleave-size default-chat-template-kwargs default-mm-loras device device-ids
+    device-memory-utilization diffusion-config disable-access-log-for-endpoints distributed-executor-backend
+    distributed-timeout-seconds download-dir dp-supervisor-probe-failure-threshold dp-supervisor-probe-interval-s
+    dp-supervisor-probe-timeout-s dp-sync-interval dtype ec-manager-config ec-transfer-config elastic-ep-max-dp-size
+    engram-config eplb-config eplb-step-interval eplb-window-size expert-placement-strategy fault-tolerance-config
+    fingerprint-mode fingerprint-value generation-config grpc-port guided-decoding-backend h11-max-header-count
+    h11-max-incomplete-event-size hf-config-path hf-overrides host io-processor-plugin ir-op-priority
+    jit-monitor-mode kda-decode-backend kda-prefill-backend kernel-config kv-cache-metrics-sample kv-events-config
+    kv-offloading-backend kv-offloading-size kv-transfer-config kv-transfer-parallel-size limit-mm-per-prompt
+    linear-backend load-format log-config-file log-level logging-config logits-processor-pattern logprobs-mode
+    long-prefill-token-threshold lora-dtype lora-extra-vocab-size mamba-backend mamba-cache-philox-rounds
+    mamba-ssu-algorithm master-addr master-port max-cpu-loras max-cudagraph-capture-size max-log-len max-logprobs
+    max-long-partial-prefills max-lora-cls-labels max-lora-rank max-loras max-num-active-seqs
+    max-num-partial-prefills max-num-queued-reqs max-num-queued-tokens max-num-scheduled-tokens
+    max-parallel-loading-workers max-prompt-adapters max-seq-len-to-capture media-io-kwargs mm-device-do-normalize
+    mm-encoder-attn-backend mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin
+    mm-encoder-fp8-scale-save-path mm-encoder-tp-mode mm-hasher-algorithm mm-ipc-gpu-memory-gb mm-processor-cache-gb
+    mm-processor-cache-type mm-processor-device mm-processor-kwargs mm-shm-cache-max-object-size-mb mm-tensor-ipc
+    model-class-overrides model-impl model-loader-extra-config moe-backend ngram-prompt-lookup-max
+    ngram-prompt-lookup-min nnodes node-rank num-lookahead-slots num-redundant-experts num-scheduler-steps
+    num-speculative-tokens offload-backend offload-group-size offload-num-in-group offload-prefetch-step
+    optimization-level otlp-traces-endpoint override-attention-dtype override-generation-config
+    override-neuron-config override-pooler-config per-request-spec-decode-metrics performance-mode pooler-config
+    port preemption-mode prefill-context-parallel-size prefill-schedule-interval prefix-cache-retention-interval
+    prefix-caching-hash-algo prefix-match-unit profiler-config pt-load-map-location qlora-adapter-name-or-path
+    quantization quantization-config reasoning-config reasoning-effort-map reasoning-parser reasoning-parser-plugin
+    renderer-num-workers replayssm-buffer-len response-role revision root-path rope-scaling rope-theta runner
+    safetensors-load-strategy safetensors-prefetch-block-size safetensors-prefetch-num-threads scheduler-cls
+    scheduler-delay-factor scheduling-policy seed show-hidden-metrics-for-version shutdown-timeout
+    sleep-mode-backend sparse-indexer-topk-backend spec-method spec-model spec-tokens
+    speculative-draft-tensor-parallel-size speculative-model sse-keep-alive-interval ssl-ca-certs ssl-cert-reqs
+    ssl-certfile ssl-ciphers ssl-keyfile stream-interval structured-outputs-config swap-space task tokenizer
+    tokenizer-mode tokenizer-pool-size tokenizer-revision tool-call-parser tool-parser-plugin tool-server
+    tool-strict-level ubatch-size uds uvicorn-log-level video-pruning-method video-pruning-rate watchdog-config
+    watermark watermark-config weight-transfer-config worker-cls worker-extension-cls
+""")
+"""The same for flags with a value."""
+
+SEVERAL = words("""
+    allowed-headers allowed-media-domains allowed-methods allowed-origins api-key collect-detailed-traces
+    cpu-offload-params cuda-graph-sizes cudagraph-capture-sizes custom-histogram-buckets ignore-patterns
+    kv-cache-dtype-skip-layers logits-processors lora-modules lora-target-modules middleware numa-bind-cpus
+    numa-bind-nodes offload-params served-model-name sleep-preserve-parameter-names
+""")
+"""And for those that take a list of words."""
+
+UNMODELLED = words("""
+    cpu-offload-gb cpu-offload-params disable-sliding-window enable-dbo enable-lora enable-prompt-adapter hf-overrides
+    kv-cache-dtype-skip-layers language-model-only mm-encoder-only model-class-overrides offload-backend
+    offload-group-size override-attention-dtype prefill-context-parallel-size quantization-config rope-scaling
+    rope-theta -pcp
+""")
+"""Of these, the ones that change what the memory holds."""
+
+QUANTIZATION = {
+    "fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "bitsandbytes": "bnb",
+    "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4",
+}  # fmt: skip
+"""``--quantization`` -> the weight format it makes or expects."""
+
+_DRAFT = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
+_DOTTED = "--speculative-config."
+
+
+def settle(reading: Reading) -> None:
+    """Drafts out of several flags, quantisation, and a dtype that doubles the weights."""
+    _drafts(reading)
+    method = reading.use("--quantization", "-q")
+    if method and method != "None":
+        reading.quantization = (f"--quantization {method}", QUANTIZATION.get(method, ""))
+    if reading.other.get("--dtype") in ("float", "float32"):
+        reading.warnings.append("--dtype float32 doubles weights and cache, and is not modelled")
+    nodes = reading.use("--nnodes", "-n")
+    if nodes and nodes.isdecimal():
+        reading.nodes = min(max(1, int(nodes[:6])), 1 << 16)
+
+
+def _drafts(reading: Reading) -> None:
+    """``--speculative-config.key VALUE`` and ``--spec-*``, which stand for one JSON object."""
+    found: dict[str, object] = {}
+    for flag, value in list(reading.other.items()):
+        key = _DRAFT.get(flag) or (flag.removeprefix(_DOTTED).replace("-", "_") if flag.startswith(_DOTTED) else "")
+        if key and key != "config":
+            reading.use(flag)
+            found[key] = int(value) if value.isdecimal() and len(value) < 10 else value
+    if found and "speculative_config" not in reading.settings:
+        reading.set("speculative_config", json.dumps(found), "--speculative-config")
+
+
+GRAMMAR = Grammar(
+    engine="vllm",
+    programs={"vllm": ("serve",)},
+    modules=("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server", "vllm.entrypoints.cli.main"),
+    images=("vllm/vllm-openai", "vllm/vllm-openai-rocm", "lmcache/vllm-openai"),
+    version_images=("vllm/vllm-openai", "vllm/vllm-openai-rocm"),
+    options=(
+        *OPTIONS, *LAYOUT,
+        Option("allow_long_max_model_len", ("VLLM_ALLOW_LONG_MAX_MODEL_LEN",), "true", "", ""),
+    ),
+    aliases={"-ep": "enable_expert_parallel", "-sc": "speculative_config"},
+    model=("--model",),
+    positional=True,
+    switches=SWITCHES,
+    values=VALUES,
+    several=SEVERAL,
+    maybe=words("enable-chunked-prefill"),
+    unmodelled=UNMODELLED,
+    environment={
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ATTENTION_BACKEND": "--attention-backend",
+    },
+    variables=("VLLM_",),
+    config=("--config",),
+    abbreviates=True,
+    inverts=True,
+    settle=settle,
+)  # fmt: skip
+"""How vLLM is started."""
