@@ -1,8 +1,8 @@
 """Ollama, which launches `llama-server`: its defaults over the rules of `kvplan.engines.llama_cpp`.
 
 The context is given per slot (``num_ctx``), and the server is started with ``-c num_ctx x slots -np
-slots`` and no -kvu: slots multiply the cache. Source: Ollama main of 2026-08-21 (llama.cpp b10488),
-``llm/``, ``server/sched.go`` and ``envconfig/``.
+slots`` and no -kvu: slots multiply the cache. Source: Ollama main of 2026-08-21 (fb30760, llama.cpp
+b10488), ``llm/llama_server.go``, ``llm/server.go``, ``server/sched.go``, ``server/routes.go``, ``envconfig/config.go``.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Ollama(LlamaCpp):
         if given.get("num_batch") or given.get("ubatch_size"):
             return whole(given.get("num_batch") or given["ubatch_size"], "--num-batch"), "num_batch"
         flash = flash_mode(given.get("flash_attn", "auto")) != "off"
-        if not flash and gpu is not None:
+        if not flash and gpu is not None and gpu.vendor.lower() == "nvidia":
             small = context > 4096 and gpu.device_bytes <= 8 * GIB
             return (256 if small else _SMALL_BATCH), f"{_SOURCE}: without flash attention"
         memory = gpu.device_bytes * given.get("gpus", 1) if gpu else None

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from kvplan.engines.command_line import Grammar, Reading, pick, words
 from kvplan.engines.llama_cpp.flags import OPTIONS as LLAMA_CPP
-from kvplan.engines.ollama import ENVIRONMENT, OPTIONS
+from kvplan.engines.llama_cpp.flags import OLLAMA
+from kvplan.engines.ollama import ENVIRONMENT
 from kvplan.engines.options import Option
 from kvplan.engines.vllm.flags import OPTIONS as COMMON
 
-_OPTIONS: tuple[Option, ...] = (*OPTIONS, *pick(LLAMA_CPP, "flash_attn"), *pick(COMMON, "kv_cache_dtype"))
+_OPTIONS: tuple[Option, ...] = (*OLLAMA, *pick(LLAMA_CPP, "flash_attn"), *pick(COMMON, "kv_cache_dtype"))
 _FLAGS = {option.setting: option.flags[0] for option in _OPTIONS}
 
 

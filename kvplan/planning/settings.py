@@ -30,6 +30,8 @@ _COUNTS = {
 }  # fmt: skip
 """Whole-number settings above zero, and the largest value that is not a slip of the hand."""
 
+_MAY_BE_ZERO = ("shared_prefix_tokens", "output_tokens")
+
 FIT = -1
 """``max_model_len`` of -1: as long as the memory allows."""
 
@@ -95,10 +97,10 @@ def _check_names(engine: Engine, given: dict[str, Any]) -> None:
 
 
 def _check_range(name: str, value: Any) -> None:
-    if name in _COUNTS or name in ("max_model_len", "shared_prefix_tokens"):
+    if name in _COUNTS or name in ("max_model_len", *_MAY_BE_ZERO):
         if isinstance(value, bool) or not isinstance(value, int):
             raise InputError(f"{value!r} is not a whole number", where=flag_name(name), hint="type a whole number")
-        least = 0 if name == "shared_prefix_tokens" else 1
+        least = 0 if name in _MAY_BE_ZERO else 1
         if value < least and not (name == "max_model_len" and value == FIT):
             raise InputError(f"{value} is too small", where=flag_name(name), hint=f"at least {least}")
         if value > _COUNTS.get(name, 1 << 40):

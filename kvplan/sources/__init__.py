@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvplan.errors import InputError
+from kvplan.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
+    from kvplan.sources.reading import Reading
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,100})?\Z")
 
-def find_model(text: str) -> ModelSpec:
-    """The model behind a catalog id, a hub name or the path of a YAML or GGUF file.
 
-    The name of a quantised checkpoint gives the spec with that checkpoint's weight format.
+def find_model(text: str, *, assume: str | None = None, hub: bool = False) -> ModelSpec:
+    """The model behind a name or a path: what `read_model` finds, without where its fields come from."""
+    return read_model(text, assume=assume, hub=hub).model
+
+
+def read_model(text: str, *, assume: str | None = None, hub: bool = False) -> Reading:
+    """The model behind a catalog id, a hub name, or the path of a file or folder that describes one.
+
+    An id of the catalog comes first, then a folder with a ``config.json``, then the catalog's other names. The
+    name of a quantised checkpoint gives the spec with that checkpoint's weight format.
+
+    Args:
+        assume: ``llama-like`` reads a configuration of an unknown family as plain attention in every layer.
+        hub: read ``org/name`` from the Hugging Face hub; nothing else here reaches the network.
 
     Raises:
-        UnknownNameError: no such model; SpecError: a file that cannot be used.
+        UnknownNameError: no such model; SpecError: a file that cannot be used; InputError: the hub cannot answer.
     """
-    if text.lower().endswith(".gguf"):
-        from kvplan.sources.gguf.metadata import read_file
+    from kvplan.sources.reading import Reading
 
-        return read_file(text)
-    if _is_path(text):
-        from kvplan.sources.yaml_file import load_model_file
+    if _is_path(text) or _has_config(text):
+        from kvplan.sources.paths import read_path
 
-        return load_model_file(text)
+        return read_path(text, assume=assume)
+    if hub and "/" in text:
+        from kvplan.sources.hub import read_hub
+
+        return read_hub(text, assume=assume)
     from kvplan.catalog import load_model
 
-    return load_model(text)
+    try:
+        return Reading(load_model(text), {})
+    except UnknownNameError as error:
+        if os.path.isdir(text):
+            from kvplan.sources.paths import read_path
+
+            return read_path(text, assume=assume)  # says what the folder lacks
+        if not hub and _HUB_NAME.match(text):
+            error.hint = f"{error.hint or ''}; --hub reads it from the Hugging Face hub".removeprefix("; ")
+        raise
 
 
 def find_gpu(text: str) -> GpuSpec:
@@ -75,4 +101,15 @@ def override_gpu(gpu: GpuSpec | None, memory_bytes: int | None, bandwidth: int |
 
 def _is_path(text: str) -> bool:
     """Whether a name is meant as a file: it ends like one, or starts like a path."""
-    return text.lower().endswith((".yaml", ".yml", ".json", ".gguf")) or text.startswith(("/", "./", "../", "~"))
+    ends = (".yaml", ".yml", ".json", ".gguf", ".safetensors")
+    return text.lower().endswith(ends) or text.startswith(("/", "./", "../", "~")) or text in (".", "..")
+
+
+def _has_config(text: str) -> bool:
+    """Whether a name is a folder with a ``config.json``; never for an id of the catalog."""
+    from kvplan.catalog._names import MODELS
+
+    try:
+        return text not in MODELS and os.path.isfile(os.path.join(text, "config.json"))
+    except ValueError:  # a NUL in the name
+        return False

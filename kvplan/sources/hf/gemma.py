@@ -102,7 +102,7 @@ def _global_fields(cfg: Config) -> dict[str, Any]:
     same = cfg.flag("attention_k_eq_v")
     heads = cfg.maybe_int("num_global_key_value_heads")
     return {
-        "head_dim": cfg.maybe_int("global_head_dim"),
+        "head_dim": cfg.maybe_int("global_head_dim") or (None if "per_layer_config" in cfg else 512),
         "kv_heads": heads if same and heads else kv_heads(cfg),
         "shared_kv_projection": same,
     }

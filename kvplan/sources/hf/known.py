@@ -22,6 +22,10 @@ _GEMMA3N = {
     "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 15,
     "laurel_rank": 64, "altup_num_inputs": 4, "sliding_window": 512, "max_position_embeddings": 32768,
 }  # fmt: skip
+_DELTA_HYBRID = {
+    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "head_dim": 256,
+}  # fmt: skip
 
 CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "falcon": {"max_position_embeddings": 2048}, "RefinedWeb": {"max_position_embeddings": 2048},
@@ -29,6 +33,11 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 256},
     "gemma2": {"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096},
     "gemma3": _GEMMA3, "gemma3_text": _GEMMA3, "gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N,
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _DELTA_HYBRID
+    ),
+    "deepseek_v32": {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048},
+    "glm_moe_dsa": {"index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048},
     "gpt_neo": {"attention_types": [[["global", "local"], 12]]},
     "llama4": {"attention_chunk_size": 8192}, "llama4_text": {"attention_chunk_size": 8192},
     "mistral": {"num_key_value_heads": 8}, "mixtral": {"num_key_value_heads": 8, "num_local_experts": 8,

@@ -41,7 +41,12 @@ _TELLTALE = re.compile(
 
 
 def read_config(
-    data: Any, *, where: str = "config.json", name: str | None = None, assume: str | None = None
+    data: Any,
+    *,
+    where: str = "config.json",
+    name: str | None = None,
+    assume: str | None = None,
+    used: dict[str, Any] | None = None,
 ) -> ModelSpec:
     """The model that a Hugging Face configuration describes.
 
@@ -50,6 +55,7 @@ def read_config(
         where: file name, for error messages and as the source.
         name: what to call the model; else the file's own ``_name_or_path`` or its ``model_type``.
         assume: ``llama-like`` reads an unknown family as plain attention in every layer.
+        used: where to put the fields of the text part that were read, with their values.
 
     Raises:
         SpecError: not a configuration, an unknown family, a field that may matter and is not understood,
@@ -70,6 +76,8 @@ def read_config(
     except ValueError as exc:
         raise SpecError(str(exc), where=where, hint="the configuration contradicts itself") from None
     spec = _assemble(cfg, outer, found, kind or "llama-like", architecture, name)
+    if used is not None:
+        used.update({key: value for key, value in cfg.data.items() if key in cfg.used and value is not None})
     if assume is None:
         _refuse_unread(cfg)
     return spec

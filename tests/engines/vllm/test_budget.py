@@ -275,7 +275,9 @@ MODELS = ("llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-3-27b", "qwen3.
 def test_laws(name: str, version: str) -> None:
     """Bounds hold their value; more sequences or tokens never leave more; every term says where it comes from."""
     left = []
-    for given in (dict(max_num_seqs=8), dict(max_num_seqs=256), dict(max_num_seqs=256, max_num_batched_tokens=32768)):
+    tries: tuple[dict[str, Any], ...]
+    tries = (dict(max_num_seqs=8), dict(max_num_seqs=256), dict(max_num_seqs=256, max_num_batched_tokens=32768))
+    for given in tries:
         outcome = run(name, "h100-sxm", version, max_model_len=32768, **given)
         assert outcome.waterfalls is not None
         for term in outcome.waterfalls[0].terms:

@@ -1,0 +1,107 @@
+"""Bytes and parameters of a checkpoint by role, added up tensor by tensor."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvplan.sources.checkpoint.roles import Namer
+from kvplan.spec.formats import get_format
+from kvplan.spec.model import Checkpoint
+
+if TYPE_CHECKING:
+    from kvplan.sources.checkpoint.safetensors import TensorEntry
+    from kvplan.spec.model import ModelSpec
+
+_SCALE = re.compile(
+    r"(^|\.)(\w*weight_scale\w*|scales|\w+_scales|qzeros|g_idx|weight_(zero_point|shape|g_idx)|(in|out)put_scale\w*"
+    r"|[kvqp]_scale|kv_scale|\w+_global_scale|act_scale|absmax|nested_\w+|quant_map|quant_state\.\w+|SCB|weight_format"
+    r"|biases)$"
+)
+"""What quantisation keeps beside the weights; no parameters."""
+_PACKED = {"U8": 8, "I8": 8, "I32": 32, "U32": 32}
+"""Integer dtypes in which narrower weights are packed -> their bits."""
+_DTYPES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
+
+
+class Tally:
+    """The sums over all files of one checkpoint.
+
+    Args:
+        model: the model as its configuration describes it.
+    """
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.model = model
+        encoder = any(tower.name == "encoder" for tower in model.towers)
+        self.namer = Namer(model.num_layers, tied=model.tie_word_embeddings, encoder=encoder)
+        self.stored: dict[str, dict[str, int]] = {}
+        self.parameters: dict[str, int] = {}
+        self.tensors = 0
+        self._bits = _bits_by_role(model)
+
+    def add(self, entry: TensorEntry) -> None:
+        """Count one tensor."""
+        role = self.namer.role(entry.name)
+        by_dtype = self.stored.setdefault(role, {})
+        by_dtype[entry.dtype] = by_dtype.get(entry.dtype, 0) + entry.num_bytes
+        self.parameters[role] = self.parameters.get(role, 0) + self._count(entry, role)
+        self.tensors += 1
+
+    def _count(self, entry: TensorEntry, role: str) -> int:
+        """Parameters of a tensor: its elements, unpacked; none for scales and the like."""
+        if entry.dtype in ("F8_E8M0", "BOOL") or _SCALE.search(entry.name):
+            return 0
+        elements = 1
+        for size in entry.shape:
+            elements *= size
+        width = _PACKED.get(entry.dtype)
+        if width is None:
+            return elements
+        bits = self._bits.get(role, self._bits[""])
+        if bits > 8:  # packed, although the configuration does not say how: in 4 bits, if at all
+            bits = 4 if width == 32 else 8
+        return elements * width // bits if bits < width else elements
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(sum(by_dtype.values()) for by_dtype in self.stored.values())
+
+    def dtype(self) -> str | None:
+        """The float type that most bytes are stored in; None where that is none that a model runs in."""
+        sizes = {d: sum(by.get(d, 0) for by in self.stored.values()) for d in _DTYPES}
+        most = max(sizes, key=lambda d: sizes[d])
+        return _DTYPES[most] if sizes[most] else None
+
+    def applied(self, model: ModelSpec) -> ModelSpec:
+        """`model` with what was counted in its checkpoint.
+
+        The published count becomes that of the files, drafts and second copies apart.
+        """
+        from kvplan.spec.stored import count_difference, main_parameters
+
+        own = model.checkpoint or Checkpoint(format=model.dtype, roles=())
+        stored = {role: dict(sorted(by.items())) for role, by in sorted(self.stored.items())}
+        counts = {role: count for role, count in sorted(self.parameters.items()) if count}
+        found = replace(model, checkpoint=replace(own, stored=stored, stored_parameters=counts))
+        published = main_parameters(found)
+        note = None
+        if published and abs(found.parameters - published) > 0.01 * published:
+            note = count_difference(found) or "the files hold other tensors than the configuration says"
+        return replace(found, published_parameters=published, parameters_note=note)
+
+
+def _bits_by_role(model: ModelSpec) -> dict[str, int]:
+    """Bits of a stored weight by role, under "" for all others."""
+    checkpoint = model.checkpoint
+    if checkpoint is None:
+        return {"": 16}
+    named = {"": checkpoint.format, **checkpoint.overrides}
+    return {role: _bits(name) for role, name in named.items()}
+
+
+def _bits(name: str) -> int:
+    fmt = get_format(name, use="weights")
+    return 8 * fmt.block_bytes // fmt.block_elements

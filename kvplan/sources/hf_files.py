@@ -1,0 +1,156 @@
+"""Models from the files of a Hugging Face checkpoint: a ``config.json``, or the folder that holds one.
+
+A folder's safetensors headers give the exact bytes of its weights; the data behind them is never read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvplan.errors import SpecError, UnknownNameError, printable
+from kvplan.sources import strict_json
+from kvplan.sources.hf.keys import Config
+from kvplan.sources.hf.read import ASSUMPTIONS, read_config, text_part
+from kvplan.sources.reading import Reading
+
+if TYPE_CHECKING:
+    from kvplan.sources.checkpoint.local import Files
+    from kvplan.spec.model import ModelSpec
+
+CONFIG_NAME = "config.json"
+_NO_NAME = re.compile(r"([0-9a-f]{12,64}|checkpoint-?\d*|model|models|snapshots|latest|final|output|main|hf|\.*)\Z")
+"""Names of folders that say nothing about the model in them."""
+_CACHED = re.compile(r"models--(.+)--(.+)")
+"""A folder of the hub's cache: organisation and model."""
+_NOT_IN_AN_ID = re.compile(r"[^a-z0-9._-]+")
+
+
+def read_config_file(path: str, *, assume: str | None = None) -> Reading:
+    """The model of a ``.json`` file with Hugging Face keys.
+
+    Args:
+        assume: ``llama-like``, the way past an unknown family or field.
+
+    Raises:
+        SpecError: the file cannot be read, or describes no model that is understood.
+    """
+    path = os.path.expanduser(path)
+    data, text = strict_json.read_json(path)
+    return _read(data, text, printable(path), name=name_of(path, data), assume=assume)
+
+
+def read_folder(path: str, *, assume: str | None = None) -> Reading:
+    """The model of a folder with a ``config.json``, with the weights that its files hold.
+
+    Raises:
+        SpecError: no such file, or one that is damaged, hostile or not understood.
+    """
+    from kvplan.sources.checkpoint.local import Folder
+
+    path = os.path.expanduser(path)
+    config = os.path.join(path, CONFIG_NAME)
+    if not os.path.lexists(config):
+        raise SpecError(f"no {CONFIG_NAME} in this folder", where=printable(path), hint=_other_files(path))
+    return read_files(Folder(path), name=None, path=config, assume=assume)
+
+
+def read_files(
+    files: Files, *, name: str | None, path: str = CONFIG_NAME, assume: str | None = None, origin: str = ""
+) -> Reading:
+    """The model behind the files of one checkpoint, wherever they lie.
+
+    Args:
+        name: what to call the model; None: by the folder of `path`.
+        path: of the configuration.
+        origin: where the files lie, for the spec's source.
+    """
+    from kvplan.sources.checkpoint.measure import measured
+
+    where = files.label(CONFIG_NAME)
+    raw = files.read(CONFIG_NAME, strict_json.MAX_BYTES)
+    if raw is None:
+        raise SpecError(f"no {CONFIG_NAME}", where=where, hint="name a repository that holds one")
+    text = strict_json.decode(raw, where)
+    data = strict_json.parse(text, where)
+    found = _read(data, text, where, name=name or name_of(path, data), assume=assume)
+    model = measured(found.model, files, dtype_said=_says_dtype(data))
+    if model.checkpoint and model.checkpoint.stored:
+        model = replace(model, source=f"{model.source} and the headers of its safetensors files")
+    return found._replace(model=model)
+
+
+def name_of(path: str, data: Any) -> str | None:
+    """What to call the model of a file: its folder, its own name, or what the configuration says; None: nothing."""
+    path = os.path.abspath(path)
+    own = os.path.splitext(os.path.basename(path))[0]
+    if own not in ("config", "text_config"):
+        return own
+    folder = os.path.dirname(path)
+    cached = _CACHED.match(os.path.basename(os.path.dirname(os.path.dirname(folder))))
+    if cached:
+        return cached.group(2)
+    name = os.path.basename(folder)
+    if not _NO_NAME.match(name.lower()):
+        return name
+    stated = data.get("_name_or_path") or data.get("name_or_path") if isinstance(data, dict) else None
+    return None if isinstance(stated, str) and stated.strip("/") else name or None
+
+
+def _read(data: Any, text: str, where: str, *, name: str | None, assume: str | None) -> Reading:
+    if assume is not None and assume not in ASSUMPTIONS:
+        known = f"known: {', '.join(ASSUMPTIONS)}"
+        raise UnknownNameError("assumption", assume, list(ASSUMPTIONS), where="--assume", more=known)
+    fields: dict[str, Any] = {}
+    try:
+        model = read_config(data, where=where, name=name, used=fields)
+    except SpecError as error:
+        if assume is None:
+            raise strict_json.with_line(_explained(error, data, where), text, where) from None
+        fields.clear()
+        try:
+            model = read_config(data, where=where, name=name, assume=assume, used=fields)
+        except SpecError as other:
+            raise strict_json.with_line(other, text, where) from None
+        warning = f"read as plain attention in every layer, as --assume {assume} says; without it: {error.message}"
+        model = replace(model, confidence="derived", file_warnings=(warning,))
+    except RecursionError:
+        raise SpecError("nests too deeply", where=where) from None
+    identity = _NOT_IN_AN_ID.sub("-", model.id).strip("-._") or "model"
+    return Reading(replace(model, id=identity), fields)
+
+
+def _explained(error: SpecError, data: Any, where: str) -> SpecError:
+    """A better answer for JSON that is a file of another kind."""
+    if not isinstance(data, dict):
+        return error
+    if "weight_map" in data:
+        return SpecError("is the index of a checkpoint", where=where, hint="name the folder that holds it")
+    if "base_model_name_or_path" in data or "peft_type" in data:
+        return SpecError(
+            "is the configuration of an adapter, not of a model", where=where, hint="plan its base model, add --max-loras"
+        )
+    if "_class_name" in data or "_diffusers_version" in data:
+        return SpecError("is the configuration of a diffusion model", where=where, hint="kvplan sizes language models")
+    return error
+
+
+def _says_dtype(data: Any) -> bool:
+    outer = Config(data)
+    return any(level.get("dtype", "torch_dtype") is not None for level in (outer, text_part(outer)))
+
+
+def _other_files(path: str) -> str:
+    """What to name instead of a folder without a configuration."""
+    try:
+        names = sorted(os.listdir(path))[:10_000]
+    except OSError:
+        return "name the folder of a model"
+    for suffix, what in ((".gguf", "the GGUF file"), (".yaml", "the YAML file"), (".json", "the JSON file")):
+        hit = next((n for n in names if n.lower().endswith(suffix) and "index.json" not in n), None)
+        if hit:
+            return f"name {what} itself: {printable(os.path.join(path, hit))}"
+    nested = next((n for n in names if os.path.isfile(os.path.join(path, n, CONFIG_NAME))), None)
+    return f"name the folder below it: {printable(os.path.join(path, nested))}" if nested else "name a model's folder"
