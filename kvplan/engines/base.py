@@ -175,6 +175,10 @@ class Engine:
     """Names of the engine's own settings, beyond layout and workload."""
     highest_utilization: float = 1.0
     """The largest share of the device that advice will propose."""
+    fills_budget: bool = True
+    """Whether the cache takes what the budget leaves; if not, it takes what its settings lay out."""
+    splits_tensors: bool = True
+    """Whether tensor parallelism exists; if not, advice deals whole layers over more GPUs."""
     warnings: tuple[str, ...] = ()
     """What to tell whoever chose this version."""
     smaller_kv_formats: tuple[str, ...] = ()
@@ -217,8 +221,8 @@ class Engine:
         """
         return model.draft_layers
 
-    def split_layers(self, num_layers: int, stages: int) -> list[int]:
-        """Layers per pipeline stage."""
+    def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
+        """Layers per pipeline stage (there are `settings.pipeline_parallel_size`)."""
         raise NotImplementedError
 
     def vocab_rows(self, vocab_size: int, tp: int) -> int:

@@ -22,9 +22,10 @@ _FALSE = ("0", "false", "off", "no", "disabled")
 
 
 class Word(str):
-    """One word of a command line, and the variable in it whose value nobody knows."""
+    """One word of a command line."""
 
     missing: str = ""
+    """Why a part of it is not known: ``$TP is not set here``. Empty: all of it is."""
 
     def __new__(cls, text: str, missing: str = "") -> Word:
         word = super().__new__(cls, text)
@@ -347,10 +348,8 @@ def _is_flag(word: str) -> bool:
     return len(word) > 1 and word[0] == "-" and not word[1:2].isdigit() and not word.startswith("-.")
 
 
-def _unset(name: str, where: str, hint: str) -> InputError:
-    shown = printable(name, _LONGEST)
-    text = f"{shown} cannot be known without a shell" if shown.startswith(("$(", "`")) else f"{shown} is not set here"
-    return InputError(text, where=printable(where, _LONGEST), hint=hint)
+def _unset(why: str, where: str, hint: str) -> InputError:
+    return InputError(why, where=printable(where, _LONGEST), hint=hint)
 
 
 MODULES = ("vllm.command", "sglang.command", "tensorrt_llm.command", "llama_cpp.command", "ollama_command")

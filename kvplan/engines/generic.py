@@ -53,8 +53,8 @@ class Generic(Engine):
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         return {"gpu_memory_utilization": (1.0, "generic: all of the device")}
 
-    def split_layers(self, num_layers: int, stages: int) -> list[int]:
-        return balanced_split(num_layers, stages)
+    def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
+        return balanced_split(num_layers, settings.pipeline_parallel_size)
 
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
         return plain_formats(model, settings)

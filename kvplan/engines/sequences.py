@@ -41,8 +41,9 @@ class SequenceEngine(VersionedEngine):
         """The peak of one sequence of `tokens`, nearly all of which came as the prompt."""
         return self.peak_bytes(spec, settings, 1, max(1, tokens - 1), tokens)
 
-    def split_layers(self, num_layers: int, stages: int) -> list[int]:
+    def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         """Whole layers, the first stages one more where they do not divide."""
+        stages = settings.pipeline_parallel_size
         base, rest = divmod(num_layers, stages)
         return [base + (i < rest) for i in range(stages)]
 

@@ -28,8 +28,10 @@ def hints(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcom
     settings = outcome.settings
 
     def attempt(**changes: Any) -> Outcome | None:
+        changed = replace(settings, **changes)
         try:
-            return evaluate(model, gpu, engine, replace(settings, **changes))
+            engine.check(model, changed, gpu)
+            return evaluate(model, gpu, engine, changed)
         except KvplanError:
             return None
 
@@ -112,7 +114,7 @@ def _smaller_format(model: ModelSpec, engine: Engine, outcome: Outcome, attempt:
 def _more_gpus(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
     settings = outcome.settings
     tp = settings.tensor_parallel_size
-    for size in legal_sizes(model, MAX_GPUS):
+    for size in legal_sizes(model, MAX_GPUS) if engine.splits_tensors else ():
         if size == tp:
             continue
         tried = attempt(
@@ -121,7 +123,7 @@ def _more_gpus(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try)
         if tried is not None and tried.fits:
             yield Hint("--tensor-parallel-size", str(size), f"fits on {tried.settings.gpus} GPUs (tp {size})")
             return
-    per_node = max((s for s in legal_sizes(model, 8) if s <= 8), default=tp)
+    per_node = max(legal_sizes(model, 8)) if engine.splits_tensors else tp
     for stages in range(settings.pipeline_parallel_size + 1, min(8, model.num_layers) + 1):
         tried = attempt(
             tensor_parallel_size=per_node,
@@ -129,11 +131,14 @@ def _more_gpus(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try)
             gpus=per_node * stages * settings.data_parallel_size,
         )
         if tried is not None and tried.fits:
-            yield Hint(
-                "--pipeline-parallel-size",
-                str(stages),
-                f"fits on {tried.settings.gpus} GPUs (tp {per_node}, pp {stages})",
-            )
+            on = f"fits on {tried.settings.gpus} GPUs"
+            if not engine.splits_tensors:
+                yield Hint("--gpus", str(tried.settings.gpus), f"{on}, whole layers on each")
+            elif per_node == tp:
+                yield Hint("--pipeline-parallel-size", str(stages), f"{on} (tp {tp}, pp {stages})")
+            else:
+                value = f"{per_node} --pipeline-parallel-size {stages}"
+                yield Hint("--tensor-parallel-size", value, f"{on} (tp {per_node}, pp {stages})")
             return
 
 

@@ -68,7 +68,7 @@ def build_stages(
     roles: list[tuple[RoleWeights, ...]] = []
     start = 0
     whole = shard_model(model, tp=tp, expert_ranks=expert_ranks) if pp > 1 else None
-    for index, count in enumerate(engine.split_layers(model.num_layers, pp)):
+    for index, count in enumerate(engine.split_layers(model.num_layers, settings)):
         first, last = index == 0, index == pp - 1
         layers = model.layers[start : start + count] if pp > 1 else None
         rank = shard_model(model, tp=tp, layers=layers, drafts=last, expert_ranks=expert_ranks)

@@ -34,7 +34,7 @@ def plan_deployment(model: ModelSpec, gpu: GpuSpec | None, engine: str, given: d
     model = served_model(model, chosen, settings)
     if settings.max_model_len == FIT:
         settings = _fit_length(model, gpu, chosen, settings)
-    warnings += chosen.check(model, settings, gpu)
+    warnings += [*chosen.warnings, *chosen.check(model, settings, gpu)]
     outcome = evaluate(model, gpu, chosen, settings)
     return _assemble(model, gpu, chosen, outcome, warnings)
 
@@ -61,7 +61,7 @@ def _assemble(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Ou
         model.id, model.name, model.architecture, model.num_layers, model.max_position_embeddings,
         model.parameters, model.active_parameters, model.confidence,
     )  # fmt: skip
-    memory = _memory(gpu, outcome) if gpu is not None and outcome.waterfalls is not None else None
+    memory = _memory(gpu, engine, outcome) if gpu is not None and outcome.waterfalls is not None else None
     capacity = _capacity(engine, outcome) if outcome.kv_bytes is not None else None
     verdict = Verdict(outcome.fits, outcome.reason, outcome.binding, hints(model, gpu, engine, outcome))
     all_warnings = (*_model_warnings(model, settings, kv), *_gpu_warnings(gpu), *warnings)
@@ -90,14 +90,14 @@ def _inputs(model: ModelSpec, gpu: GpuSpec | None, settings: Settings, outcome: 
     return found
 
 
-def _memory(gpu: GpuSpec, outcome: Outcome) -> tuple[RankMemory, ...]:
+def _memory(gpu: GpuSpec, engine: Engine, outcome: Outcome) -> tuple[RankMemory, ...]:
     """A row per rank, data-parallel replica by replica, stage by stage."""
     settings = outcome.settings
     assert outcome.waterfalls is not None  # the caller checked
     rows: list[RankMemory] = []
     for _ in range(settings.data_parallel_size):
         for stage, fall, roles in zip(outcome.stages, outcome.waterfalls, outcome.roles, strict=True):
-            kv = _kv_row_bytes(outcome, stage.number, fall)
+            kv = _kv_row_bytes(engine, outcome, stage.number)
             spent = sum(t.bytes for t in fall.terms)
             by_role = {r.role: r.num_bytes for r in roles}
             row = RankMemory(
@@ -111,10 +111,12 @@ def _memory(gpu: GpuSpec, outcome: Outcome) -> tuple[RankMemory, ...]:
     return tuple(rows)
 
 
-def _kv_row_bytes(outcome: Outcome, stage: int, fall: Waterfall) -> int:
-    """Bytes of cache on a rank: what the budget leaves, or what was asked for; never below 0."""
+def _kv_row_bytes(engine: Engine, outcome: Outcome, stage: int) -> int:
+    """Bytes of cache on a rank: what the budget leaves, what was asked for or laid out; never below 0."""
     if outcome.kv_bytes is None:
         return 0
+    if not engine.fills_budget and outcome.pool is not None:
+        return outcome.pool.used_bytes[stage]
     return max(0, outcome.kv_bytes[stage])
 
 

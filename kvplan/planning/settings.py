@@ -62,7 +62,10 @@ def resolve(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, given: dict[s
         world *= given.get(name, 1)
     if "gpus" not in given:
         values["gpus"], sources["gpus"] = world, "tp x pp x dp"
-    if "max_model_len" not in given:
+    for name, (value, source) in engine.defaults(model, gpu, given).items():
+        if name not in given:
+            values[name], sources[name] = value, source
+    if "max_model_len" not in values:
         if model.max_position_embeddings is None:
             raise InputError(
                 f"{model.id} does not say how long a context it takes",
@@ -70,9 +73,6 @@ def resolve(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, given: dict[s
                 hint="add --max-model-len TOKENS",
             )
         values["max_model_len"], sources["max_model_len"] = model.max_position_embeddings, f"maximum of {model.id}"
-    for name, (value, source) in engine.defaults(model, gpu, given).items():
-        if name not in given:
-            values[name], sources[name] = value, source
     known = Settings.__dataclass_fields__
     extra = {name: values.pop(name) for name in list(values) if name not in known}
     for name in known:

@@ -39,6 +39,8 @@ class ExLlamaV3(VersionedEngine):
     versions = ("1.6.5",)
     summary = "a fixed pool of pages of 256 tokens; K and V of 2 to 8 bits; rings and states per slot"
     smaller_kv_formats = ("exl3_8", "exl3_6", "exl3_4")
+    fills_budget = False
+    splits_tensors = False
     settings = frozenset({"cache_bits", "cache_tokens", "max_num_seqs"})
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -61,7 +63,7 @@ class ExLlamaV3(VersionedEngine):
                 where="--cache-tokens",
                 hint=f"type --cache-tokens {-(-settings.max_model_len // PAGE) * PAGE}, or a smaller --max-model-len",
             )
-        warnings = [*self.warnings]
+        warnings: list[str] = []
         rows = cache_rows(model)
         if self._bits(settings) and any((r.k % GROUP or r.v % GROUP) for r in rows if r.kind != "mla"):
             raise UnsupportedError(
@@ -144,7 +146,8 @@ class ExLlamaV3(VersionedEngine):
                 )
         return k, v
 
-    def split_layers(self, num_layers: int, stages: int) -> list[int]:
+    def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
+        stages = settings.pipeline_parallel_size
         base, rest = divmod(num_layers, stages)
         return [base + (i < rest) for i in range(stages)]
 

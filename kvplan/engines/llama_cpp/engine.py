@@ -44,6 +44,8 @@ class LlamaCpp(Engine):
     version = "0.5.0"
     summary = "caches laid out whole at start, in cells of 256; a context shared by slots"
     smaller_kv_formats = ("q8_0", "q4_0")
+    fills_budget = False
+    splits_tensors = False
     settings = frozenset(
         {
             "ctx_size", "cache_type_k", "cache_type_v", "parallel", "batch_size", "ubatch_size", "n_gpu_layers",
@@ -57,8 +59,6 @@ class LlamaCpp(Engine):
         Raises:
             InputError: not a version.
         """
-        self._gpu_layers: int | None = None
-        self._shares: tuple[float, ...] | None = None
         if version and version != self.version:
             if not re.fullmatch(r"b?[0-9][0-9.\-]{0,20}", version):
                 raise InputError(
@@ -135,13 +135,12 @@ class LlamaCpp(Engine):
                 where="--gpus",
                 hint=f"type --gpus {offload.MAX_GPUS}",
             )
-        self._shares = shares or (1.0,) * count
-        self._gpu_layers = offload.gpu_layers(given.get("n_gpu_layers"), model.num_layers)
-        parts = offload.split(model.num_layers, self._gpu_layers, self._shares)
+        used = offload.gpu_layers(given.get("n_gpu_layers"), model.num_layers)
+        parts = offload.split(model.num_layers, used, shares or (1.0,) * count)
         source = "-ngl and -ts"
         found: dict[str, tuple[Any, str]] = {
             "n_gpu_layers": ("all", "libllama 0.5.0: auto, which is all layers where they fit"),
-            "n_gpu_layers_used": (self._gpu_layers, source),
+            "n_gpu_layers_used": (used, source),
             "host_layers": (parts.host, source),
             "layers_per_gpu": (list(parts.gpus), source),
             "tensor_split": (None, "equal shares; llama.cpp takes each GPU's free memory"),
@@ -196,10 +195,12 @@ class LlamaCpp(Engine):
             *getattr(model, "file_warnings", ()),
         ]
 
-    def split_layers(self, num_layers: int, stages: int) -> list[int]:
+    def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         """Layers of each stage; those in host memory are counted with the first."""
-        shares = self._shares if self._shares and len(self._shares) == stages else (1.0,) * stages
-        parts = offload.split(num_layers, num_layers + 1 if self._gpu_layers is None else self._gpu_layers, shares)
+        stages, extra = settings.pipeline_parallel_size, settings.extra
+        shares = offload.parse_shares(extra.get("tensor_split")) or ()
+        used = extra.get("n_gpu_layers_used", num_layers + 1)
+        parts = offload.split(num_layers, used, shares if len(shares) == stages else (1.0,) * stages)
         return [parts.host + parts.gpus[0], *parts.gpus[1:]]
 
     def vocab_rows(self, vocab_size: int, tp: int) -> int:

@@ -68,7 +68,8 @@ class Mlx(SequenceEngine):
         return total_bytes if limit is None else min(total_bytes, limit * MIB)
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
-        key, warnings, bits = architecture_key(model), [*self.warnings], self._bits(settings)
+        key, bits = architecture_key(model), self._bits(settings)
+        warnings: list[str] = []
         if maybe_number(settings, "max_kv_size") is not None and key in MAKE_CACHE:
             warnings.append(f"--max-kv-size has no effect: {model.id} makes its own caches (make_cache)")
         if bits is not None:

@@ -113,7 +113,7 @@ class Sglang(VersionedEngine):
                 where="--page-size",
                 hint="type --page-size 64",
             )
-        warnings = [*self.warnings]
+        warnings: list[str] = []
         if not self._window_pool(model) and any(s.window for _, m in model.mixers() for s in m.streams()):
             warnings.append(f"SGLang {self.version} holds the windowed layers of {model.id} at full length")
         if any(t for t in model.towers):
@@ -127,8 +127,8 @@ class Sglang(VersionedEngine):
             s.window for _, m in model.mixers() for s in m.streams()
         )
 
-    def split_layers(self, num_layers: int, stages: int) -> list[int]:
-        return balanced_split(num_layers, stages)
+    def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
+        return balanced_split(num_layers, settings.pipeline_parallel_size)
 
     def vocab_rows(self, vocab_size: int, tp: int) -> int:
         """The vocabulary is padded to a multiple of 64, then divided."""

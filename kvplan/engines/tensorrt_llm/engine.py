@@ -92,15 +92,16 @@ class TensorRtLlm(VersionedEngine):
                 hint=f"type --tokens-per-block {near}",
             )
         self._fraction(settings)
-        warnings = [*self.warnings]
+        warnings: list[str] = []
         if any(s.role == "index" for _, m in model.mixers() for s in m.streams()):
             warnings.append(
                 "the pool of sparse-attention index keys is taken to hold 132 B per token and layer; not verified"
             )
         return warnings
 
-    def split_layers(self, num_layers: int, stages: int) -> list[int]:
+    def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         """The first ranks get one layer more (TensorRT-LLM ``tensorrt_llm/mapping.py``)."""
+        stages = settings.pipeline_parallel_size
         base, rest = divmod(num_layers, stages)
         return [base + (i < rest) for i in range(stages)]
 

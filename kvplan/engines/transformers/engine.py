@@ -65,7 +65,7 @@ class Transformers(SequenceEngine):
         layout, rows = self.layout(model, settings), self.rows(model, settings)
         if layout.implementation == "quantized":
             self._check_quantized(model, settings, layout, rows)
-        warnings = [*self.warnings]
+        warnings: list[str] = []
         if not at_least(settings.engine_version, LATENT_SINCE) and any(r.kind == "mla" for r in rows):
             size = max((r.k + r.v) * layout.element_bytes for r in rows if r.kind == "mla")
             warnings.append(

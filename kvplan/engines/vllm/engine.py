@@ -50,7 +50,7 @@ class Vllm(Engine):
         return choices.defaults(model, gpu, given, self.rules)
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
-        return [*self.warnings, *choices.check(model, settings, gpu, self.rules)]
+        return choices.check(model, settings, gpu, self.rules)
 
     def speculation(self, settings: Settings) -> Speculation | None:
         return speculation.of(settings)
@@ -58,8 +58,8 @@ class Vllm(Engine):
     def own_draft_layers(self, model: ModelSpec) -> tuple[str, ...]:
         return speculation.own_draft_layers(model)
 
-    def split_layers(self, num_layers: int, stages: int) -> list[int]:
-        return balanced_split(num_layers, stages)
+    def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
+        return balanced_split(num_layers, settings.pipeline_parallel_size)
 
     def vocab_rows(self, vocab_size: int, tp: int) -> int:
         """The vocabulary is padded to a multiple of 64, then divided."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 from kvplan.errors import SpecError, printable
@@ -11,8 +12,9 @@ from kvplan.sources.strict_json import decode, parse
 INDEX_NAME = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 MAX_SHARDS = 4096
-_MAP = re.compile(rb'"weight_map"\s*+:\s*+\{')
-_PAIR = re.compile(rb'\s*+"([^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+)"\s*+:\s*+"([^"\\\x00-\x1f]{1,255})"\s*+([,}])')
+_MAP = re.compile(rb'"weight_map"\s*+:\s*+\{([^{}]*+)\}')
+_NAME = rb'\s*+"([^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+)"\s*+:\s*+"[^"\\\x00-\x1f]++"\s*+(?:,(?!\s*+\Z)|\Z)'
+_FILE = rb'\s*+"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+"\s*+:\s*+"([^"\\\x00-\x1f]++)"\s*+(?:,(?!\s*+\Z)|\Z)'
 _SHARD = re.compile(r"[^/\\:\x00-\x1f]+\.safetensors\Z")
 _DOWNLOAD = "download it again"
 
@@ -29,8 +31,8 @@ class Index(NamedTuple):
 def read_index(data: bytes, where: str) -> Index:
     """The files of a checkpoint.
 
-    The map from tensors to files is read pair by pair and not kept: that of a large mixture of experts would
-    fill a hundred megabytes.
+    The map from tensors to files is counted and not kept: that of a large mixture of experts would fill a
+    hundred megabytes.
 
     Args:
         where: the file, for error messages.
@@ -38,30 +40,20 @@ def read_index(data: bytes, where: str) -> Index:
     Raises:
         SpecError: no index, a tensor that stands twice, or a file name that leads out of the folder.
     """
-    start = _MAP.search(data)
-    if start is None:
+    found = _MAP.search(data)
+    if found is None:
         parse(decode(data, where), where)  # says what is wrong with the JSON, if anything is
         raise SpecError("has no weight_map", where=where, hint=_DOWNLOAD)
-    counts: dict[bytes, int] = {}
-    names: set[int] = set()
-    at, more = start.end(), not re.compile(rb"\s*+\}").match(data, start.end())
-    while more:
-        match = _PAIR.match(data, at)
-        if match is None:
-            line = data.count(b"\n", 0, at) + 1
-            raise SpecError("weight_map cannot be read", where=f"{where}:{line}", hint=_DOWNLOAD)
-        tensor, shard, end = match.groups()
-        counts[shard] = counts.get(shard, 0) + 1
-        names.add(hash(tensor))
-        if len(counts) > MAX_SHARDS:
-            raise SpecError(f"names more than {MAX_SHARDS:,} files", where=where, hint="is it the right file?")
-        at, more = match.end(), end == b","
-    if len(names) != sum(counts.values()):
+    total = _total(data[: found.start(1)] + data[found.end(1) :], where)
+    pairs = found.group(1)
+    counts = Counter(re.findall(_FILE, pairs))
+    if re.sub(_FILE, b"", pairs).strip() or not counts:
+        raise SpecError("weight_map is empty or cannot be read", where=where, hint=_DOWNLOAD)
+    if len(set(re.findall(_NAME, pairs))) != counts.total():
         raise SpecError("weight_map names a tensor twice", where=where, hint=_DOWNLOAD)
-    if not counts:
-        raise SpecError("weight_map is empty", where=where, hint=_DOWNLOAD)
-    shards = {_plain_name(shard, where): count for shard, count in sorted(counts.items())}
-    return Index(shards, _total(data[: start.end()] + b"}" + data[at:], where))
+    if len(counts) > MAX_SHARDS:
+        raise SpecError(f"names more than {MAX_SHARDS:,} files", where=where, hint="is it the right file?")
+    return Index({_plain_name(shard, where): count for shard, count in sorted(counts.items())}, total)
 
 
 def _plain_name(shard: bytes, where: str) -> str:
@@ -81,8 +73,10 @@ def _plain_name(shard: bytes, where: str) -> str:
 
 def _total(rest: bytes, where: str) -> int | None:
     """``metadata.total_size`` from the index without its map."""
-    found = parse(rest.decode("utf-8-sig", "replace"), where)
-    metadata = found.get("metadata") if isinstance(found, dict) else None
+    found = parse(decode(rest, where), where)
+    if not isinstance(found, dict) or "weight_map" not in found:
+        raise SpecError("has no weight_map", where=where, hint=_DOWNLOAD)
+    metadata = found.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     if isinstance(total, float) and total.is_integer():
         total = int(total)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.errors import SpecError
 from kvplan.sources.checkpoint.index import INDEX_NAME, MAX_INDEX_BYTES, Index, read_index
-from kvplan.sources.checkpoint.safetensors import MAX_TENSORS, read_header
+from kvplan.sources.checkpoint.safetensors import MAX_TENSORS, read_rows
 from kvplan.sources.checkpoint.tally import Tally
 from kvplan.units import human_bytes
 
@@ -36,16 +36,16 @@ def measured(model: ModelSpec, files: Files, *, dtype_said: bool) -> ModelSpec:
     tally = Tally(model)
     warnings = []
     for name, source in files.headers(names):
-        before = tally.tensors
-        for entry in read_header(source, files.label(name)):
-            tally.add(entry)
+        rows = read_rows(source, files.label(name))
+        held = len(rows)
+        tally.add(rows)
         if tally.tensors > MAX_TENSORS:
             raise SpecError(f"more than {MAX_TENSORS:,} tensors", where=files.label(name), hint="is it the right folder?")
-        held = tally.tensors - before
         if index and held != index.shards[name] and not warnings:
             warnings.append(f"{files.label(name)} holds {held:,} tensors, its index names {index.shards[name]:,}")
     if not tally.tensors:
         return model
+    tally.add_up()
     if not dtype_said and (dtype := tally.dtype()):
         model = replace(model, dtype=dtype)
     if index and index.total_bytes not in (None, tally.total_bytes) and not warnings:

@@ -6,16 +6,17 @@
     {"name": {"dtype": .., "shape": [..], "data_offsets": [begin, end]}, .., "__metadata__": {..}}
     (spaces), data                     offsets count from here; they tile it without a hole
 
-Entries are taken one at a time and not kept, so that memory stays near the size of the header. Source:
-the format's description and the checks of its library, safetensors 0.8.0 ``safetensors/src/tensor.rs``.
+A large mixture of experts has some hundred thousand tensors, so entries in the order in which every writer
+puts them are taken out by one pattern; what is left goes through the JSON parser. Source: the format's
+description and the checks of its library, safetensors 0.8.0 ``safetensors/src/tensor.rs``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from array import array
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.errors import SpecError, printable
@@ -31,15 +32,18 @@ BITS = {
 }  # fmt: skip
 """dtype -> bits of an element."""
 
+MAX_ODD_BYTES = 8 << 20
+"""Of entries in another order, which are parsed one by one."""
+
 _ENTRY = re.compile(
-    rb'\s*+"([^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+)"\s*+:\s*+(?:'
+    rb'\s*+"([^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+)"\s*+:\s*+'
     rb'\{\s*+"dtype"\s*+:\s*+"(\w{1,20})"\s*+,\s*+"shape"\s*+:\s*+\[([\s\d,]*+)\]\s*+,'
-    rb'\s*+"data_offsets"\s*+:\s*+\[\s*+(\d{1,19})\s*+,\s*+(\d{1,19})\s*+\]\s*+\}'
-    rb"|(?=\{))"
+    rb'\s*+"data_offsets"\s*+:\s*+\[\s*+(\d{1,19})\s*+,\s*+(\d{1,19})\s*+\]\s*+\}\s*+'
+    rb"(?:,(?!\s*+\})|(?=\}))"
 )
-"""A name and, in the order in which every writer puts them, what stands behind it."""
-_OBJECT = re.compile(rb'\{[^{}"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^{}"]*+)*+\}', re.DOTALL)
-_NEXT = re.compile(rb"\s*+([,}])")
+
+Row = tuple[bytes, bytes, bytes]
+"""Name, dtype and shape of a tensor as they stand in the header (shape without its brackets)."""
 
 
 class Source(Protocol):
@@ -63,7 +67,13 @@ class TensorEntry(NamedTuple):
 
 
 def read_header(source: Source, where: str) -> Iterator[TensorEntry]:
-    """Every tensor of a file, in the order of its header.
+    """Every tensor of a file; errors as in `read_rows`."""
+    for name, dtype, shape in read_rows(source, where):
+        yield TensorEntry(text(name), dtype.decode(), sizes(shape), stored_bytes(dtype, shape))
+
+
+def read_rows(source: Source, where: str) -> list[Row]:
+    """Every tensor of a file, in the short form in which large checkpoints are counted.
 
     Args:
         where: the file, for error messages.
@@ -73,35 +83,22 @@ def read_header(source: Source, where: str) -> Iterator[TensorEntry]:
             twice, or describes data that the file does not have.
     """
     data, room = _json_bytes(source, where)
-    begins, ends, names = array("Q"), array("Q"), set[int]()
-    at, more = _open(data, where)
-    while more:
-        match = _ENTRY.match(data, at)
-        if match is None:
-            raise _wrong("is no safetensors header: an entry cannot be read", where)
-        name, at = _text(match.group(1), where), match.end()
-        if match.group(2) is not None:
-            entry, begin, end = _entry(name, *match.groups()[1:], where=where)
-        else:
-            odd, at = _object(data, at, name, where)
-            entry, begin, end = (None, 0, 0) if name == "__metadata__" else _checked(name, odd, where)
-        key = hash(name)
-        if key in names:
-            raise _wrong(f"names tensor {printable(name, 80)!r} twice", where)
-        names.add(key)
-        if len(names) > MAX_TENSORS:
-            raise _wrong(f"names more than {MAX_TENSORS:,} tensors", where)
-        if entry is not None:
-            begins.append(begin)
-            ends.append(end)
-            yield entry
-        following = _NEXT.match(data, at)
-        if following is None:
-            raise _wrong("is no safetensors header: it is not JSON", where)
-        at, more = following.end(), following.group(1) == b","
-    if data[at:].strip(b" \n\r\t\0"):
-        raise _wrong("is no safetensors header: more follows after its JSON", where)
+    found = _ENTRY.findall(data)
+    if len(found) > MAX_TENSORS:
+        raise _wrong(f"names more than {MAX_TENSORS:,} tensors", where)
+    found += _odd_entries(_ENTRY.sub(b"", data), bool(found), where)
+    del data
+    begins, ends = [int(entry[3]) for entry in found], [int(entry[4]) for entry in found]
+    if len({entry[0] for entry in found}) != len(found):
+        names = sorted(entry[0] for entry in found)
+        twice = next(a for a, b in zip(names, names[1:], strict=False) if a == b)
+        raise _wrong(f"names tensor {printable(text(twice), 80)!r} twice", where)
+    rows = [entry[:3] for entry in found]
+    for row, begin, end in zip(rows, begins, ends, strict=True):
+        if stored_bytes(row[1], row[2]) != end - begin:
+            raise _contradiction(row, where)
     _check_tiling(begins, ends, room, where)
+    return rows
 
 
 def _json_bytes(source: Source, where: str) -> tuple[bytes, int]:
@@ -113,44 +110,35 @@ def _json_bytes(source: Source, where: str) -> tuple[bytes, int]:
         raise _wrong("is a Git LFS pointer, not the file", where, "fetch it with git lfs pull")
     length = int.from_bytes(start, "little")
     if length > source.size - 8:
-        raise _wrong(
-            f"is no safetensors file, or cut short: a header of {length:,} bytes in {source.size:,}", where
-        )
+        raise _wrong(f"is no safetensors file, or cut short: a header of {length:,} bytes in {source.size:,}", where)
     if length > MAX_HEADER_BYTES:
         raise _wrong(f"has a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read", where)
     data = source.read(8, length)
     if len(data) != length:
         raise _wrong("ends inside its header", where)
+    if data[:1] != b"{":
+        raise _wrong("is no safetensors file: its header does not begin with {", where)
     return data, source.size - 8 - length
 
 
-def _open(data: bytes, where: str) -> tuple[int, bool]:
-    """(where the first entry begins, whether there is one)."""
-    if data[:1] != b"{":
-        raise _wrong("is no safetensors file: its header does not begin with {", where)
-    empty = _NEXT.match(data, 1)
-    if empty is not None and empty.group(1) == b"}":
-        return empty.end(), False
-    return 1, True
+def _odd_entries(rest: bytes, some: bool, where: str) -> list[tuple[bytes, bytes, bytes, bytes, bytes]]:
+    """Entries that are not in the usual order, from the header without those that are.
 
-
-def _text(raw: bytes, where: str) -> str:
+    Args:
+        some: whether entries were taken out, so that a comma may be left before the end.
+    """
+    if len(rest) > MAX_ODD_BYTES:
+        raise _wrong("is no safetensors header: its entries cannot be read", where)
+    rest = rest.rstrip(b" \n\r\t\0")
+    if some and rest.endswith(b"}"):
+        inner = rest[:-1].rstrip()
+        rest = (inner[:-1] if inner.endswith(b",") else inner) + b"}"
     try:
-        return str(json.loads(b'"%b"' % raw)) if b"\\" in raw else raw.decode()
-    except ValueError:
-        raise _wrong("has a tensor name that is not UTF-8 text", where) from None
-
-
-def _object(data: bytes, at: int, name: str, where: str) -> tuple[dict[str, Any], int]:
-    """(an entry written in another order, where it ends)."""
-    match = _OBJECT.match(data, at)
-    try:
-        found = json.loads(match.group(), object_pairs_hook=_once) if match else None
+        odd = json.loads(rest, object_pairs_hook=_once)
     except (ValueError, RecursionError):
-        found = None
-    if match is None or not isinstance(found, dict):
-        raise _wrong(f"is no safetensors header: the entry of {printable(name, 80)!r} cannot be read", where)
-    return found, match.end()
+        raise _wrong("is no safetensors header: it is not JSON, or names a tensor twice", where) from None
+    odd.pop("__metadata__", None)
+    return [_checked(name, value, where) for name, value in odd.items()]
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -160,63 +148,79 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _checked(name: str, found: dict[str, Any], where: str) -> tuple[TensorEntry, int, int]:
-    """An entry from its JSON object."""
-    dtype, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
-    good = isinstance(dtype, str) and isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
-    numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else []
-    if not good or set(found) != {"dtype", "shape", "data_offsets"} or not all(map(_is_size, numbers)):
+def _checked(name: str, found: Any, where: str) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+    """An entry in the usual order from its JSON object."""
+    good = isinstance(found, dict) and set(found) == {"dtype", "shape", "data_offsets"}
+    dtype, shape, offsets = (found["dtype"], found["shape"], found["data_offsets"]) if good else (None, None, None)
+    lists = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
+    if not lists or not isinstance(dtype, str) or not all(_is_size(n) for n in (*shape, *offsets)):
         raise _wrong(f"tensor {printable(name, 80)!r} has no dtype, shape and data_offsets as it should", where)
-    return _measured(name, str(dtype), tuple(numbers[:-2]), numbers[-2], numbers[-1], where)
+    begin, end = (str(n).encode() for n in offsets)
+    raw = json.dumps(name)[1:-1].encode()
+    return raw, dtype.encode("utf-8", "replace"), ",".join(map(str, shape)).encode(), begin, end
 
 
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _entry(
-    name: str, dtype: bytes, shape: bytes, begin: bytes, end: bytes, *, where: str
-) -> tuple[TensorEntry, int, int]:
+def text(raw: bytes) -> str:
+    """A name as it stands in JSON, its escapes resolved."""
     try:
-        sizes = tuple(map(int, shape.split(b","))) if shape.strip() else ()
+        return str(json.loads(b'"%b"' % raw)) if b"\\" in raw else raw.decode()
     except ValueError:
-        raise _wrong(f"tensor {printable(name, 80)!r} has a shape that cannot be read", where) from None
-    return _measured(name, dtype.decode(), sizes, int(begin), int(end), where)
+        return raw.decode("utf-8", "replace")
 
 
-def _measured(
-    name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int, where: str
-) -> tuple[TensorEntry, int, int]:
-    bits = BITS.get(dtype)
-    if bits is None:
-        raise _wrong(
-            f"tensor {printable(name, 80)!r} has a dtype {printable(dtype, 20)!r} that is not known", where,
-            "plan its config.json alone and say how the weights are stored with --weights FORMAT",
-        )  # fmt: skip
-    if len(shape) > MAX_RANK:
-        raise _wrong(f"tensor {printable(name, 80)!r} has {len(shape)} dimensions", where)
+def sizes(shape: bytes) -> tuple[int, ...]:
+    """The dimensions of a shape as it stands in the header.
+
+    Raises:
+        ValueError: something else stands there.
+    """
+    return tuple(map(int, shape.split(b","))) if shape.strip() else ()
+
+
+@lru_cache(maxsize=4096)
+def stored_bytes(dtype: bytes, shape: bytes) -> int:
+    """Bytes of a tensor; -1 where there can be none (an unknown dtype, a broken byte, a shape that is no shape)."""
+    bits = BITS.get(dtype.decode("ascii", "replace"))
+    if bits is None or shape.count(b",") >= MAX_RANK or len(shape) > 20 * MAX_RANK:
+        return -1
+    try:
+        found = sizes(shape)
+    except ValueError:
+        return -1
     elements = 1
-    for size in shape:
+    for size in found:
         elements *= size
     num_bytes, odd = divmod(elements * bits, 8)
-    if odd or end - begin != num_bytes:
-        raise _wrong(f"tensor {printable(name, 80)!r}: its shape and its data_offsets contradict each other", where)
-    return TensorEntry(name, dtype, shape, num_bytes), begin, end
+    return -1 if odd else num_bytes
 
 
-def _check_tiling(begins: array[int], ends: array[int], room: int, where: str) -> None:
+def _contradiction(row: Row, where: str) -> SpecError:
+    """Why the bytes of a tensor are not those that its entry says."""
+    name, dtype = printable(text(row[0]), 80), row[1].decode("utf-8", "replace")
+    if dtype not in BITS:
+        return _wrong(
+            f"tensor {name!r} has a dtype {printable(dtype, 20)!r} that is not known", where,
+            "plan its config.json alone and say how the weights are stored with --weights FORMAT",
+        )  # fmt: skip
+    return _wrong(f"tensor {name!r}: its shape and its data_offsets contradict each other", where)
+
+
+def _check_tiling(begins: list[int], ends: list[int], room: int, where: str) -> None:
     """Tensors without a hole or an overlap, up to the end of the file.
 
     As many intervals are open at every point as have begun and not ended, so sorted ends that equal the sorted
     begins after them cover every byte once.
     """
-    first, last = sorted(b for b, e in zip(begins, ends, strict=True) if b != e), sorted(
-        e for b, e in zip(begins, ends, strict=True) if b != e
-    )
+    filled = [(b, e) for b, e in zip(begins, ends, strict=True) if b != e]
+    first, last = sorted(b for b, _ in filled), sorted(e for _, e in filled)
     size = last[-1] if last else 0
     if size > room:
         raise _wrong(f"is cut short: it holds {room:,} bytes of data of {size:,}", where, "download it again")
-    if first and (first[0] != 0 or first[1:] != last[:-1]) or size != room:
+    if (first and (first[0] != 0 or first[1:] != last[:-1])) or size != room:
         raise _wrong("the data_offsets of its tensors leave holes or overlap", where)
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvplan.sources.checkpoint.roles import Namer
+from kvplan.sources.checkpoint.safetensors import TensorEntry, sizes, stored_bytes, text
 from kvplan.spec.formats import get_format
 from kvplan.spec.model import Checkpoint
 
 if TYPE_CHECKING:
-    from kvplan.sources.checkpoint.safetensors import TensorEntry
+    from kvplan.sources.checkpoint.safetensors import Row
     from kvplan.spec.model import ModelSpec
 
 _SCALE = re.compile(
@@ -39,15 +40,32 @@ class Tally:
         self.stored: dict[str, dict[str, int]] = {}
         self.parameters: dict[str, int] = {}
         self.tensors = 0
+        self._groups: dict[tuple[bytes, bytes | None, bool, bytes, bytes], int] = {}
         self._bits = _bits_by_role(model)
 
-    def add(self, entry: TensorEntry) -> None:
-        """Count one tensor."""
-        role = self.namer.role(entry.name)
-        by_dtype = self.stored.setdefault(role, {})
-        by_dtype[entry.dtype] = by_dtype.get(entry.dtype, 0) + entry.num_bytes
-        self.parameters[role] = self.parameters.get(role, 0) + self._count(entry, role)
-        self.tensors += 1
+    def add(self, rows: list[Row]) -> None:
+        """Count the tensors of one file."""
+        groups, layers = self._groups, self.model.num_layers
+        for name, dtype, shape in rows:
+            before, inside, rest = name.partition(b".layers.")
+            layer, _, rest = rest.partition(b".")
+            if inside and layer.isdigit():
+                key = (before, rest, int(layer) >= layers, dtype, shape)
+            else:
+                key = (name, None, False, dtype, shape)
+            groups[key] = groups.get(key, 0) + 1
+        self.tensors += len(rows)
+
+    def add_up(self) -> None:
+        """The sums of what was added, group by group: tensors that differ in nothing but their layer."""
+        for (before, rest, beyond, dtype, shape), times in self._groups.items():
+            name = text(before if rest is None else b"%b.layers.%d.%b" % (before, self.model.num_layers * beyond, rest))
+            role = self.namer.role(name)
+            entry = TensorEntry(name, dtype.decode(), sizes(shape), stored_bytes(dtype, shape))
+            by_dtype = self.stored.setdefault(role, {})
+            by_dtype[entry.dtype] = by_dtype.get(entry.dtype, 0) + times * entry.num_bytes
+            self.parameters[role] = self.parameters.get(role, 0) + times * self._count(entry, role)
+        self._groups.clear()
 
     def _count(self, entry: TensorEntry, role: str) -> int:
         """Parameters of a tensor: its elements, unpacked; none for scales and the like."""
