@@ -32,6 +32,15 @@ ENGINE = (
     Option("weights", ("--weights",), "text", "FORMAT", "storage of the weights; default: what the checkpoint says"),
 )
 
+READING = (
+    Option(
+        "assume", ("--assume",), "text", "llama-like",
+        "read a configuration of an unknown family as plain attention in every layer", "Model",
+    ),
+    Option("hub", ("--hub",), "true", "", "read MODEL from the Hugging Face hub: its files' headers alone", "Model"),
+)  # fmt: skip
+"""How MODEL is read."""
+
 WORKLOAD = (
     Option(
         "concurrency", ("--concurrency",), "count", "N", "running requests of the deployment (default 1)", "Workload"

@@ -28,7 +28,12 @@ def served_model(model: ModelSpec, engine: Engine, settings: Settings) -> ModelS
         return model if own == model.draft_layers else replace(model, draft_layers=own)
     draft = _find(spoken.model)
     blocks = {**model.blocks, **{_PREFIX + name: block for name, block in draft.blocks.items()}}
-    return replace(model, blocks=blocks, draft_layers=tuple(_PREFIX + name for name in draft.layers), draft_tensors=())
+    layers = tuple(_PREFIX + name for name in draft.layers)
+    found = replace(model, blocks=blocks, draft_layers=layers, draft_tensors=())
+    if model.checkpoint is None or "draft" not in model.checkpoint.stored:
+        return found
+    stored = {role: sizes for role, sizes in model.checkpoint.stored.items() if role != "draft"}
+    return replace(found, checkpoint=replace(model.checkpoint, stored=stored))  # its own drafts do not run
 
 
 def _find(draft: Any) -> ModelSpec:

@@ -59,7 +59,7 @@ def _assemble(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Ou
     kv = kv_figures(model, engine, settings, outcome.stages, _unsharded_weights(model, engine, settings))
     figures = ModelFigures(
         model.id, model.name, model.architecture, model.num_layers, model.max_position_embeddings,
-        model.parameters, model.active_parameters, model.confidence,
+        _parameters(model), model.active_parameters, model.confidence,
     )  # fmt: skip
     memory = _memory(gpu, engine, outcome) if gpu is not None and outcome.waterfalls is not None else None
     capacity = _capacity(engine, outcome) if outcome.kv_bytes is not None else None
@@ -67,6 +67,15 @@ def _assemble(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Ou
     all_warnings = (*_model_warnings(model, settings, kv), *_gpu_warnings(gpu), *warnings)
     inputs, allocation = _inputs(model, gpu, settings, outcome), engine.allocation(model, settings)
     return Plan(SCHEMA, inputs, figures, kv, memory, capacity, allocation, verdict, all_warnings)
+
+
+def _parameters(model: ModelSpec) -> int:
+    """Parameters in the files where their headers were read, else those of the specification."""
+    if model.checkpoint is None or not model.checkpoint.stored:
+        return model.parameters
+    from kvplan.spec.stored import main_parameters
+
+    return main_parameters(model) or model.parameters
 
 
 def _unsharded_weights(model: ModelSpec, engine: Engine, settings: Settings) -> int:
@@ -161,7 +170,11 @@ def _smallest_utilization(engine: Engine, outcome: Outcome) -> float | None:
 
 
 def _model_warnings(model: ModelSpec, settings: Settings, kv: KvFigures) -> list[str]:
-    found = []
+    found = list(model.file_warnings)
+    if model.checkpoint is not None and model.checkpoint.stored:
+        from kvplan.spec.stored import stored_warnings
+
+        found += stored_warnings(model)
     if model.confidence == "recalled":
         found.append(f"the shape of {model.id} is recalled, not read from its configuration")
     limit = model.max_position_embeddings

@@ -9,7 +9,7 @@ from kvplan.spec.formats import Format, get_format
 from kvplan.spec.kind import Tensor
 
 if TYPE_CHECKING:
-    from kvplan.spec.model import ModelSpec
+    from kvplan.spec.model import Checkpoint, ModelSpec
 
 
 class WeightFormat(NamedTuple):
@@ -22,6 +22,8 @@ class WeightFormat(NamedTuple):
     source: str
     overrides: dict[str, Format] | None = None
     """Roles with a format of their own."""
+    measured: dict[str, tuple[int, int]] | None = None
+    """role -> (bytes of the whole model as its files hold them, bytes as the formats give them); None: no files."""
 
     def of(self, role: str) -> Format:
         if self.overrides and role in self.overrides:
@@ -39,15 +41,38 @@ def weight_format(model: ModelSpec, name: str) -> WeightFormat:
     if name == "auto":
         if model.checkpoint is None:
             return WeightFormat(rest, frozenset(), rest, f"dtype of {model.id}")
-        stored = get_format(model.checkpoint.format, use="weights", where=f"{model.id}: checkpoint")
-        others = {r: get_format(f, use="weights") for r, f in model.checkpoint.overrides.items()}
-        return WeightFormat(stored, frozenset(model.checkpoint.roles), rest, f"checkpoint of {model.id}", others)
+        if model.checkpoint.stored:
+            return _measured(model, rest)
+        return _declared(model, model.checkpoint, rest)
     chosen = get_format(name, use="weights", where="--weights")
     if chosen.block_elements == 1 and chosen.block_bytes >= 2 and not chosen.mix:
         return WeightFormat(chosen, frozenset(), chosen, "--weights")
     if chosen.rest_format is not None:
         rest = get_format(chosen.rest_format, use="weights")
     return WeightFormat(chosen, frozenset(chosen.weight_roles), rest, "--weights")
+
+
+def _declared(model: ModelSpec, checkpoint: Checkpoint, rest: Format) -> WeightFormat:
+    """The formats that a checkpoint says its roles are stored in."""
+    stored = get_format(checkpoint.format, use="weights", where=f"{model.id}: checkpoint")
+    others = {r: get_format(f, use="weights") for r, f in checkpoint.overrides.items()}
+    return WeightFormat(stored, frozenset(checkpoint.roles), rest, f"checkpoint of {model.id}", others)
+
+
+def _measured(model: ModelSpec, rest: Format) -> WeightFormat:
+    """The same with the bytes that the headers of its files add up to, role by role."""
+    from kvplan.spec.stored import loaded_bytes
+
+    assert model.checkpoint is not None  # the caller looked
+    formats = _declared(model, model.checkpoint, rest)
+    whole = rank_weights(model, model, formats, tp=1, vocab_rows=model.vocab_size, drafts=True)
+    given = {part.role: part.num_bytes for part in whole}
+    held = loaded_bytes(model)
+    if "draft" not in held or "draft" not in given:  # none in the files, or none that runs
+        held.pop("draft", None)
+        given.pop("draft", None)
+    measured = {role: (held.get(role, 0), given.get(role, 0)) for role in sorted({*given, *held})}
+    return formats._replace(measured=measured, source=f"tensors in the files of {model.id}")
 
 
 class RoleWeights(NamedTuple):
@@ -108,7 +133,28 @@ def rank_weights(
     if drafts and last:
         for tensor, num_bytes in _draft_tensors(model, rank, formats, tp):
             add(tensor, num_bytes, 1, False)
-    return [RoleWeights(role, s.parameters, s.num_bytes, s.replicated) for role, s in sums.items()]
+    found = [RoleWeights(role, s.parameters, s.num_bytes, s.replicated) for role, s in sums.items()]
+    return found if formats.measured is None else _as_measured(found, formats.measured, tp, first)
+
+
+def _as_measured(
+    found: list[RoleWeights], measured: dict[str, tuple[int, int]], tp: int, first: bool
+) -> list[RoleWeights]:
+    """What a rank holds, each role scaled from the formats' bytes to those in the files.
+
+    A role that the specification does not have sits on the first stage: an encoder divided over the ranks,
+    anything else whole on each of them.
+    """
+    scaled = []
+    for part in found:
+        held, given = measured.get(part.role, (part.num_bytes, part.num_bytes))
+        num_bytes, replicated = (-(-size * held // given) if given else 0 for size in part[2:])
+        scaled.append(part._replace(num_bytes=num_bytes, replicated_bytes=replicated))
+    for role, (held, given) in measured.items():
+        if held and not given and first:
+            num_bytes = -(-held // tp) if role == "tower" else held
+            scaled.append(RoleWeights(role, 0, num_bytes, num_bytes if role != "tower" and tp > 1 else 0))
+    return scaled
 
 
 def _pairs(model: ModelSpec, rank: ModelSpec, name: str, tp: int, *, shared: bool) -> Iterator[tuple[Tensor, bool]]:

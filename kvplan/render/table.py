@@ -35,7 +35,7 @@ NARROWEST = 16
 """The narrowest that a column of prose is squeezed to."""
 _INDENT = 2
 _END = "\033[0m"
-_TAIL = re.compile(r"(?: |\033\[[0-9;]*m)+$", re.MULTILINE)
+_TAIL = re.compile(r"(?<! )(?: |\033\[[0-9;]*m)+$", re.MULTILINE)
 """Blanks at the end of a line, styled or not."""
 
 

@@ -11,7 +11,7 @@ from kvplan.engines.vllm import budget, choices, layout, speculation
 from kvplan.engines.vllm.layout import Layout
 from kvplan.engines.vllm.requests import group_blocks
 from kvplan.engines.vllm.specs import WHOLE
-from kvplan.engines.vllm.versions import LATEST, Rules, nearest
+from kvplan.engines.vllm.versions import LATEST, RELEASES, Rules, nearest, parse
 
 if TYPE_CHECKING:
     from kvplan.cache.bytes import KvFormats
@@ -37,6 +37,7 @@ class Vllm(Engine):
             "mamba_cache_dtype", "mamba_cache_mode", "mamba_block_size", "allow_long_max_model_len",
             "disable_hybrid_kv_cache_manager", "speculative_config", "attention_backend", "gdn_prefill_backend",
         }
+        | budget.SETTINGS
     )  # fmt: skip
 
     def __init__(self, version: str | None = None) -> None:
@@ -44,6 +45,8 @@ class Vllm(Engine):
             self.version, warning = nearest(version)
             self.warnings = (warning,) if warning else ()
         self.rules = Rules(self.version)
+        if version and parse(version) < parse(RELEASES[0]):
+            self.version = ".".join(map(str, parse(version)))  # the budget knows older releases than the paging does
         self._laid_out: tuple[ModelSpec, tuple[Any, ...], Layout] | None = None
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:

@@ -58,6 +58,14 @@ OPTIONS = (
     Option(
         "gdn_prefill_backend", ("--gdn-prefill-backend",), "text", "NAME", "flashinfer or triton, for gated delta nets"
     ),
+    Option(
+        "max_cudagraph_capture_size", ("--max-cudagraph-capture-size",), "count", "N", "largest batch that is captured"
+    ),
+    Option("language_model_only", ("--language-model-only",), "true", "", "leave the encoders out"),
+    Option("skip_mm_profiling", ("--skip-mm-profiling",), "true", "", "do not profile the encoders"),
+    Option("enable_lora", ("--enable-lora",), "true", "", "buffers for adapters"),
+    Option("max_loras", ("--max-loras",), "count", "N", "adapters held at once (default 1)"),
+    Option("max_lora_rank", ("--max-lora-rank",), "count", "N", "their largest rank (default 16)"),
 )  # fmt: skip
 """Flags of ``vllm serve`` that change what the cache gets or holds."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvplan.errors import SpecError, printable
@@ -13,8 +15,8 @@ INDEX_NAME = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 MAX_SHARDS = 4096
 _MAP = re.compile(rb'"weight_map"\s*+:\s*+\{([^{}]*+)\}')
-_NAME = rb'\s*+"([^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+)"\s*+:\s*+"[^"\\\x00-\x1f]++"\s*+(?:,(?!\s*+\Z)|\Z)'
-_FILE = rb'\s*+"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+"\s*+:\s*+"([^"\\\x00-\x1f]++)"\s*+(?:,(?!\s*+\Z)|\Z)'
+_END = re.compile(rb'"\s*+,(?=\s*+")')
+_CHUNK = 1 << 20
 _SHARD = re.compile(r"[^/\\:\x00-\x1f]+\.safetensors\Z")
 _DOWNLOAD = "download it again"
 
@@ -45,24 +47,42 @@ def read_index(data: bytes, where: str) -> Index:
         parse(decode(data, where), where)  # says what is wrong with the JSON, if anything is
         raise SpecError("has no weight_map", where=where, hint=_DOWNLOAD)
     total = _total(data[: found.start(1)] + data[found.end(1) :], where)
-    pairs = found.group(1)
-    counts = Counter(re.findall(_FILE, pairs))
-    if re.sub(_FILE, b"", pairs).strip() or not counts:
-        raise SpecError("weight_map is empty or cannot be read", where=where, hint=_DOWNLOAD)
-    if len(set(re.findall(_NAME, pairs))) != counts.total():
+    counts: Counter[str] = Counter()
+    names: set[int] = set()
+    for pairs in _chunks(found.group(1), where):
+        counts.update(shard for _, shard in pairs)
+        names.update(hash(name) for name, _ in pairs)
+    if not counts:
+        raise SpecError("weight_map is empty", where=where, hint=_DOWNLOAD)
+    if len(names) != counts.total():
         raise SpecError("weight_map names a tensor twice", where=where, hint=_DOWNLOAD)
     if len(counts) > MAX_SHARDS:
         raise SpecError(f"names more than {MAX_SHARDS:,} files", where=where, hint="is it the right file?")
     return Index({_plain_name(shard, where): count for shard, count in sorted(counts.items())}, total)
 
 
-def _plain_name(shard: bytes, where: str) -> str:
+def _chunks(text: bytes, where: str) -> Iterator[list[tuple[str, str]]]:
+    """The pairs of the map, about a megabyte at a time: a quote and a comma can only end a pair."""
+    at = 0
+    while at < len(text):
+        cut = _END.search(text, at + _CHUNK)
+        end = cut.start() + 1 if cut else len(text)
+        try:
+            pairs = json.loads(b"{%b}" % text[at:end], object_pairs_hook=list)
+        except (ValueError, RecursionError):
+            pairs = [("", None)]
+        if any(not isinstance(shard, str) for _, shard in pairs):
+            raise SpecError("weight_map cannot be read", where=where, hint=_DOWNLOAD)
+        yield pairs
+        at = cut.end() if cut else len(text)
+
+
+def _plain_name(name: str, where: str) -> str:
     """The name of a file in this folder.
 
     Raises:
         SpecError: it is anything else.
     """
-    name = shard.decode("utf-8", "replace")
     if not _SHARD.match(name) or not name.isprintable():
         raise SpecError(
             f"names the file {printable(name, 80)!r}, which is not a .safetensors file of the same folder",

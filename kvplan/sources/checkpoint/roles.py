@@ -50,6 +50,7 @@ _EMBEDDING = re.compile(
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_layer|proj_out|head|score|output)(\.|$)")
 _COPIED = re.compile(r"(^|\.)(embed_tokens|shared_head\.head|lm_head|embedding|embed|emb|head)(\.|$)")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.([0-9]{1,6})\.")
+_NUMBER = re.compile(r"\.[0-9]+\.")
 _SMALL = re.compile(r"(^|[._])bias(_\w+)?$")
 _PART = re.compile(r"(_scale\w*|\.scales?|_zero_point|_global_scale|\.absmax|_blocks|_packed|\.qweight|\.qzeros)$")
 
@@ -75,7 +76,7 @@ class Namer:
         if match is None:
             return self._role(name, "")
         outside, inside = name[: match.start()], name[match.end() :]
-        key = f"{outside}\0{inside}"
+        key = _NUMBER.sub(".0.", f"{outside}\0{inside}")  # one expert is named like another
         role = self._known.get(key)
         if role is None:
             role = self._known[key] = self._role(inside, outside)

@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from operator import sub
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.errors import SpecError, printable
@@ -83,20 +84,21 @@ def read_rows(source: Source, where: str) -> list[Row]:
             twice, or describes data that the file does not have.
     """
     data, room = _json_bytes(source, where)
-    found = _ENTRY.findall(data)
-    if len(found) > MAX_TENSORS:
-        raise _wrong(f"names more than {MAX_TENSORS:,} tensors", where)
-    found += _odd_entries(_ENTRY.sub(b"", data), bool(found), where)
+    parts = _ENTRY.split(data)  # what lies between entries, then the five groups of one, and so on
     del data
-    begins, ends = [int(entry[3]) for entry in found], [int(entry[4]) for entry in found]
-    if len({entry[0] for entry in found}) != len(found):
-        names = sorted(entry[0] for entry in found)
-        twice = next(a for a, b in zip(names, names[1:], strict=False) if a == b)
+    if len(parts) > 6 * MAX_TENSORS:
+        raise _wrong(f"names more than {MAX_TENSORS:,} tensors", where)
+    odd = _odd_entries(b"".join(parts[0::6]), len(parts) > 1, where)
+    columns = [parts[1 + i :: 6] + [entry[i] for entry in odd] for i in range(5)]
+    names, dtypes, shapes = columns[:3]
+    begins, ends = list(map(int, columns[3])), list(map(int, columns[4]))
+    if len(set(names)) != len(names):
+        ordered = sorted(names)
+        twice = next(a for a, b in zip(ordered, ordered[1:], strict=False) if a == b)
         raise _wrong(f"names tensor {printable(text(twice), 80)!r} twice", where)
-    rows = [entry[:3] for entry in found]
-    for row, begin, end in zip(rows, begins, ends, strict=True):
-        if stored_bytes(row[1], row[2]) != end - begin:
-            raise _contradiction(row, where)
+    rows = list(zip(names, dtypes, shapes, strict=True))
+    if list(map(stored_bytes, dtypes, shapes)) != list(map(sub, ends, begins)):
+        raise _contradiction(rows, begins, ends, where)
     _check_tiling(begins, ends, room, where)
     return rows
 
@@ -198,8 +200,10 @@ def stored_bytes(dtype: bytes, shape: bytes) -> int:
     return -1 if odd else num_bytes
 
 
-def _contradiction(row: Row, where: str) -> SpecError:
-    """Why the bytes of a tensor are not those that its entry says."""
+def _contradiction(rows: list[Row], begins: list[int], ends: list[int], where: str) -> SpecError:
+    """Why the bytes of a tensor are not those that its entry says; the first such."""
+    places = zip(rows, begins, ends, strict=True)
+    row = next(row for row, begin, end in places if stored_bytes(row[1], row[2]) != end - begin)
     name, dtype = printable(text(row[0]), 80), row[1].decode("utf-8", "replace")
     if dtype not in BITS:
         return _wrong(
@@ -215,8 +219,10 @@ def _check_tiling(begins: list[int], ends: list[int], room: int, where: str) -> 
     As many intervals are open at every point as have begun and not ended, so sorted ends that equal the sorted
     begins after them cover every byte once.
     """
-    filled = [(b, e) for b, e in zip(begins, ends, strict=True) if b != e]
-    first, last = sorted(b for b, _ in filled), sorted(e for _, e in filled)
+    empty = {b for b, e in zip(begins, ends, strict=True) if b == e}
+    filled = [(b, e) for b, e in zip(begins, ends, strict=True) if b != e] if empty else []
+    first = sorted(b for b, _ in filled) if empty else sorted(begins)
+    last = sorted(e for _, e in filled) if empty else sorted(ends)
     size = last[-1] if last else 0
     if size > room:
         raise _wrong(f"is cut short: it holds {room:,} bytes of data of {size:,}", where, "download it again")
