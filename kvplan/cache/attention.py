@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeVar
 
-from kvplan.spec.kind import CacheKind, Stream, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, Read, Stream, Tensor, divide, positive
 
 A = TypeVar("A", bound="Attention")
 
@@ -72,6 +72,15 @@ class Attention(CacheKind):
         if self.index_head_dim is None:
             return (k, v)
         return (k, v, Stream("index", 1, self.index_head_dim, "index", window, 1, fixed_entries, chunked))
+
+    def reads(self) -> tuple[Read, ...]:
+        return self.kv_reads(self.streams())
+
+    def kv_reads(self, streams: tuple[Stream, ...]) -> tuple[Read, ...]:
+        """Every query head meets every entry: a product with K, a product with V, the indexer's product."""
+        heads = {"index": self.index_heads or 1}
+        flops = [2 * heads.get(s.role, self.query_heads) * s.head_dim for s in streams]
+        return tuple(Read(s, each, each) for s, each in zip(streams, flops, strict=True))
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         return self.projections(hidden_size)

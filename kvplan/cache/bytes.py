@@ -8,6 +8,7 @@ take an int or a NumPy integer array of tokens; there is no second copy for swee
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -32,9 +33,14 @@ class KvFormats(NamedTuple):
 
 def stream_rows(mixer: CacheKind, formats: KvFormats) -> list[tuple[Stream, int, Format]]:
     """(stream, bytes of one entry, its format) for every growing part of a mixer."""
+    return rows_of(mixer.streams(), formats)
+
+
+def rows_of(streams: Iterable[Stream], formats: KvFormats) -> list[tuple[Stream, int, Format]]:
+    """(stream, bytes of one entry, its format) for streams of one layer, V after its K."""
     rows: list[tuple[Stream, int, Format]] = []
     key: Stream | None = None
-    for stream in mixer.streams():
+    for stream in streams:
         fmt: Format = formats.index_key if stream.role == "index" else formats.v if stream.role == "v" else formats.k
         if stream.role == "v" and key is not None and formats.k == formats.v:
             size = fmt.pair_bytes(stream.heads, key.head_dim, stream.head_dim)[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvplan.spec.kind import CacheKind, Stream, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, Read, Stream, Tensor, divide, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,20 @@ class CompressedAttention(CacheKind):
             found.append(Stream("compressed", 1, self.head_dim, "k", ratio=self.ratio))
             if self.index_head_dim:
                 found.append(Stream("index", 1, self.index_head_dim, "index", ratio=self.ratio))
+        return tuple(found)
+
+    linear_kernels: ClassVar[int] = 5
+    """Queries and entry down, queries up, the compressor, the output's two halves."""
+
+    def reads(self) -> tuple[Read, ...]:
+        """The window, and of the compressed entries at most `index_topk`; the indexer looks at every key."""
+        both = 4 * self.query_heads * self.head_dim  # one vector serves as K and as V
+        index = 2 * (self.index_heads or 1) * (self.index_head_dim or 0)
+        found = []
+        for stream in self.streams():
+            flops = index if stream.role == "index" else both
+            limit = self.index_topk if stream.name == "compressed" else None
+            found.append(Read(stream, flops, flops, limit))
         return tuple(found)
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:

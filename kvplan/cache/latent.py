@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvplan.spec.kind import CacheKind, Stream, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, Read, Stream, Tensor, divide, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,24 @@ class LatentAttention(CacheKind):
         if self.index_head_dim is None:
             return (latent,)
         return (latent, Stream("index", 1, self.index_head_dim, "index"))
+
+    linear_kernels: ClassVar[int] = 5
+    """Queries and latent down, queries up, the two halves of kv_b around the attention, the output."""
+
+    def reads(self) -> tuple[Read, ...]:
+        """Decode works on the latent row itself (kv_b absorbed), prefill on K and V rebuilt from it.
+
+        Source: DeepSeek-V2 paper (arXiv 2405.04434), section 2.1.2; at most `index_topk` rows with DSA
+        (DeepSeek-V3.2 report, section 2.1), whose indexer looks at every key.
+        """
+        heads, qk = self.query_heads, self.qk_nope_head_dim + self.qk_rope_head_dim
+        latent, *index = self.streams()
+        absorbed, rebuilt = 2 * heads * (self.row_dim + self.kv_lora_rank), 2 * heads * (qk + self.v_head_dim)
+        found = [Read(latent, absorbed, rebuilt, self.index_topk)]
+        for stream in index:
+            flops = 2 * (self.index_heads or 1) * stream.head_dim
+            found.append(Read(stream, flops, flops))
+        return tuple(found)
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         heads, qk = self.query_heads, self.qk_nope_head_dim + self.qk_rope_head_dim

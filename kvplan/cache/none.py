@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from kvplan.spec.kind import CacheKind, Tensor
 
@@ -14,6 +14,8 @@ class NoCache(CacheKind):
 
     linear: bool = False
     kind: Literal["none"] = "none"
+
+    linear_kernels: ClassVar[int] = 0
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         return (Tensor("attn_linear", "attention", (hidden_size, hidden_size)),) if self.linear else ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kvplan.cache.attention import Attention
-from kvplan.spec.kind import Stream, Tensor
+from kvplan.spec.kind import Read, Stream, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,10 @@ class SharedAttention(Attention):
 
     def streams(self) -> tuple[Stream, ...]:
         return ()
+
+    def reads(self) -> tuple[Read, ...]:
+        """The streams of the layer whose cache is read, through its window."""
+        return self.kv_reads(self.kv_streams(window=self.window))
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         return self.projections(hidden_size, own_kv=self.own_kv_weights)

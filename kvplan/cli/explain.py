@@ -15,25 +15,28 @@ if TYPE_CHECKING:
 app = typer.Typer(**SETTINGS)
 
 
+_SETTINGS = ("max_model_len", "kv_cache_dtype", "weights", "mamba_ssm_cache_dtype", "assume", "hub")
+
+
 class ExplainVerb(flags.PlanVerb):
     """The flags that change a cache's own figures."""
 
-    flags = tuple(
-        o for o in flags.PLAN if o.setting in ("max_model_len", "kv_cache_dtype", "weights", "mamba_ssm_cache_dtype")
-    )
+    flags = tuple(o for o in flags.PLAN if o.setting in _SETTINGS)
 
 
 @app.command(cls=ExplainVerb)
 def explain(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="catalog id, hub name, or a YAML file")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="catalog id, hub name, folder or file")],
 ) -> int:
     """Where each byte per token comes from: the formula, symbol by symbol, with this model's numbers."""
     from kvplan.planning.explain import explain as take_apart
     from kvplan.sources import find_model
 
-    plain = take_apart(find_model(model), flags.read(ctx)).to_dict()
-    output.of(ctx).emit(lambda: _report(plain), plain)
+    given = flags.read(ctx)
+    found = find_model(model, **{key: given.pop(key) for key in ("assume", "hub") if key in given})
+    plain = take_apart(found, given).to_dict()
+    output.of(ctx).emit(lambda: _report(plain), plain, warnings=found.file_warnings)
     return 0
 
 

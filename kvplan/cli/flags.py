@@ -55,6 +55,7 @@ WORKLOAD = (
 
 PLAN = (
     *HARDWARE, *vllm.LAYOUT, *ENGINE, *vllm.OPTIONS, *others.OPTIONS, *llama_cpp.OPTIONS, *llama_cpp.OLLAMA, *WORKLOAD,
+    *READING,
 )  # fmt: skip
 """Every flag of ``kvplan plan``, in the order of its help."""
 

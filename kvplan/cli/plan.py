@@ -19,7 +19,7 @@ app = typer.Typer(**SETTINGS)
 @app.command(cls=flags.PlanVerb)
 def plan(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="catalog id (llama-3.1-70b), hub name, or a YAML file")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="catalog id (llama-3.1-70b), hub name, folder or file")],
 ) -> int:
     """Does this deployment fit, and how many tokens and requests does it hold: the capacity report."""
     from kvplan.api import plan as make_plan
@@ -31,7 +31,8 @@ def plan(
         given["allow_long_max_model_len"] = True
     name, memory, bandwidth = (given.pop(key, None) for key in ("gpu", "gpu_memory", "gpu_bandwidth"))
     gpu = override_gpu(find_gpu(name) if name is not None else None, memory, bandwidth)
-    result = make_plan(find_model(model), gpu=gpu, engine=engine, **given)
+    read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
+    result = make_plan(find_model(model, **read), gpu=gpu, engine=engine, **given)
     plain = result.to_dict()
     out = output.of(ctx)
     out.emit(lambda: _report(plain), plain, warnings=result.warnings)

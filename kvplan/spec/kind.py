@@ -58,6 +58,52 @@ class Stream(NamedTuple):
         return self.window is None or tokens // self.ratio < self.window
 
 
+class Read(NamedTuple):
+    """What one new token reads of a stream in a decode step, and the work that this takes.
+
+    Source: FLOPs of attention, Megatron-LM paper (arXiv 2104.04473), appendix: 2 per multiply-add.
+    """
+
+    stream: Stream
+    flops: int
+    """FLOPs for each entry read in decode, over all query heads of the rank."""
+    prefill_flops: int
+    """The same in prefill, where latent attention rebuilds K and V."""
+    limit: int | None = None
+    """Entries read at most (sparse attention's top-k); None: all that are there."""
+
+    def entries(self, tokens: Tokens) -> Tokens:
+        """Entries read with `tokens` cached (int or integer array). A chunk starts over, so it is rarely full."""
+        stream = self.stream
+        if stream.chunked and stream.window is not None:
+            return (tokens - 1) % stream.window + 1
+        held = stream.entries(tokens)
+        if self.limit is None:
+            return held
+        return min(held, self.limit) if isinstance(held, int) else held.clip(max=self.limit)
+
+    def total(self, tokens: Tokens) -> Any:
+        """Entries read over a whole causal prefill of `tokens`: the sum of `entries` at 1, 2, ..., `tokens`."""
+        stream = self.stream
+        if stream.fixed_entries is not None:
+            return tokens * stream.fixed_entries
+        if stream.chunked and stream.window is not None:
+            whole, rest = tokens // stream.window, tokens % stream.window
+            return whole * (stream.window * (stream.window + 1) // 2) + rest * (rest + 1) // 2
+        most = min((n for n in (stream.window, self.limit) if n is not None), default=None)
+        if most is None:
+            return _staircase(tokens, stream.ratio)
+        growing = most * stream.ratio
+        short = min(tokens, growing) if isinstance(tokens, int) else tokens.clip(max=growing)
+        return _staircase(short, stream.ratio) + (tokens - short) * most
+
+
+def _staircase(tokens: Any, ratio: int) -> Any:
+    """The sum of ``i // ratio`` over i = 1 ... `tokens`."""
+    steps = tokens // ratio
+    return ratio * (steps * (steps - 1) // 2) + steps * (tokens - steps * ratio + 1)
+
+
 class State(NamedTuple):
     """Memory one sequence holds in one layer, whatever its length: `channels` x `columns` elements."""
 
@@ -138,6 +184,35 @@ class CacheKind(LayerPart):
     def states(self) -> tuple[State, ...]:
         """The parts that do not."""
         return ()
+
+    linear_kernels: ClassVar[int] = 2
+    """Matrix kernels of the mixer in one step, with the usual fusions (one for q, k and v, one for the output)."""
+
+    def reads(self) -> tuple[Read, ...]:
+        """What a decode step reads of the growing parts; layers without query heads of their own read nothing."""
+        return ()
+
+    def state_flops(self) -> int:
+        """FLOPs of one token on the states: decay, rank-one update and readout; or a tap of a convolution.
+
+        2 per multiply-add, three multiply-adds an element of a recurrent state (Mamba-2, arXiv
+        2405.21060, section 6; the delta rule adds one more), one per element of a convolution.
+        """
+        return sum(state.elements * (6 if state.name == "recurrent" else 2) for state in self.states())
+
+    def attention_flops(self, tokens: Tokens) -> Any:
+        """FLOPs of one new token over the cache of `tokens`: scores, weighted sum, states."""
+        total: Any = tokens * 0 + self.state_flops()
+        for read in self.reads():
+            total = total + read.entries(tokens) * read.flops
+        return total
+
+    def prefill_flops(self, tokens: Tokens) -> Any:
+        """The same over a whole causal prefill of `tokens`: half of the square for full attention."""
+        total: Any = tokens * self.state_flops()
+        for read in self.reads():
+            total = total + read.total(tokens) * read.prefill_flops
+        return total
 
 
 def positive(**fields: int | None) -> None:
