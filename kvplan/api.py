@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
 
 
-def load_model(name: str) -> ModelSpec:
-    """The model behind a catalog id, a hub name or the path of a YAML file.
+def load_model(name: str, *, assume: str | None = None, hub: bool = False) -> ModelSpec:
+    """The model behind a catalog id, a hub name, or the path of a folder or file that describes one.
+
+    Args:
+        name: also a folder with a ``config.json``, a ``.json``, ``.gguf`` or ``.yaml`` file.
+        assume: ``llama-like`` reads a configuration of an unknown family as plain attention in every layer.
+        hub: read ``org/name`` from the Hugging Face hub (needs the extra ``hub``).
 
     Raises:
-        UnknownNameError: no such model; SpecError: a file that cannot be used.
+        UnknownNameError: no such model; SpecError: a file that cannot be used; InputError: the hub cannot answer.
     """
-    return find_model(name)
+    return find_model(name, assume=assume, hub=hub)
 
 
 def load_gpu(name: str) -> GpuSpec:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from kvplan.spec.arrays import Number, most, smaller
 from kvplan.spec.kind import CacheKind, Stream, Tokens
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ def mixer_bytes(mixer: CacheKind, tokens: Tokens, formats: KvFormats, *, dcp: in
         entries: Any = stream.entries(mine)
         total = total + entries * size
         if fmt.residual_tokens:
-            newest = (
-                min(entries, fmt.residual_tokens) if isinstance(entries, int) else entries.clip(max=fmt.residual_tokens)
-            )
+            newest = smaller(entries, fmt.residual_tokens)
             total = total + newest * (stream.heads * stream.head_dim * 2 - size)
     return cast("Tokens", total)
 
@@ -99,50 +98,44 @@ def fixed_bytes(model: ModelSpec, formats: KvFormats, *, drafts: bool = False) -
 
 
 def bytes_per_token(
-    model: ModelSpec, formats: KvFormats, *, at: int | None = None, dcp: int = 1, drafts: bool = False
-) -> int:
+    model: ModelSpec, formats: KvFormats, *, at: Number = None, dcp: int = 1, drafts: bool = False
+) -> Number:
     """Bytes that one more token adds over all layers; compressed entries count at their mean.
 
     Args:
-        at: tokens already cached; None: a short sequence, below every window.
+        at: tokens already cached (int or array); None: a short sequence, below every window.
         dcp: ranks that share the tokens.
     """
     scale = 1
-    parts: list[tuple[int, int]] = []
+    parts: list[tuple[Number, int]] = []
     for layers, mixer in model.mixers(drafts=drafts):
         for stream, size, _ in stream_rows(mixer, formats):
-            if stream.fixed_entries is not None or (at is not None and not stream.grows_at(at)):
+            grows = stream.fixed_entries is None and (at is None or stream.grows_at(at))
+            if grows is False:
                 continue
             shared = stream.ratio * (dcp if stream.window is None else 1)
             scale = lcm(scale, shared)
-            parts.append((layers * size, shared))
+            parts.append((grows * (layers * size), shared))
     return -(-sum(size * (scale // shared) for size, shared in parts) // scale)
 
 
-def prefix_bytes(model: ModelSpec, tokens: int, formats: KvFormats, *, dcp: int = 1) -> int:
+def prefix_bytes(model: ModelSpec, tokens: Tokens, formats: KvFormats, *, dcp: int = 1) -> Tokens:
     """Bytes of a prefix of `tokens` that other sequences can use: streams without a window only."""
-    total = 0
+    total: Any = tokens * 0
     for layers, mixer in model.mixers():
         for stream, size, _ in stream_rows(mixer, formats):
             if stream.window is None and stream.fixed_entries is None:
-                total += layers * stream.entries(-(-tokens // dcp)) * size
-    return total
+                entries: Any = stream.entries(-(-tokens // dcp))
+                total = total + entries * (layers * size)
+    return cast("Tokens", total)
 
 
 def longest_sequence(
-    model: ModelSpec, num_bytes: int, formats: KvFormats, *, dcp: int = 1, limit: int = 2**40
-) -> int | None:
+    model: ModelSpec, num_bytes: Number, formats: KvFormats, *, dcp: int = 1, limit: int = 2**40
+) -> Number:
     """The most tokens of one sequence that `num_bytes` hold; None: any number (nothing grows).
 
-    Inverts `sequence_bytes`: it is the largest T with ``sequence_bytes(T) <= num_bytes``, 0 if none.
+    Inverts `sequence_bytes`: it is the largest T with ``sequence_bytes(T) <= num_bytes``, 0 if none. Takes an
+    array too (`kvplan.spec.arrays.most`).
     """
-    if sequence_bytes(model, limit, formats, dcp=dcp) <= num_bytes:
-        return None
-    low, high = 0, limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        if sequence_bytes(model, middle, formats, dcp=dcp) <= num_bytes:
-            low = middle
-        else:
-            high = middle
-    return low
+    return most(lambda tokens: sequence_bytes(model, tokens, formats, dcp=dcp), num_bytes, limit=limit)

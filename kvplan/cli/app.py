@@ -21,8 +21,12 @@ from kvplan.errors import InputError, UnknownNameError, printable
 VERBS: dict[str, tuple[str, str]] = {
     "plan": ("kvplan.cli.plan", "does this deployment fit, how many tokens and requests"),
     "explain": ("kvplan.cli.explain", "where each byte per token comes from"),
+    "sweep": ("kvplan.cli.sweep", "a grid of plans: any flag varied"),
+    "compare": ("kvplan.cli.compare", "models, formats, attention, engines or layouts side by side"),
     "models": ("kvplan.cli.models", "the models of the catalog, and files of your own"),
     "gpus": ("kvplan.cli.gpus", "the accelerators of the catalog"),
+    "engines": ("kvplan.cli.engines", "the engines that are known, their versions and policies"),
+    "log": ("kvplan.cli.log", "an engine's start-up log, held against the plan"),
     "formats": ("kvplan.cli.formats", "the storage formats of caches and weights"),
 }
 """verb -> (module, what it answers)."""
@@ -220,7 +224,8 @@ class LazyGroup(Group):
                 "",
                 *lines,
                 "",
-                f"Commands: {', '.join(VERBS)}. `kvplan COMMAND --help` explains one.",
+                f"Commands: {', '.join(VERBS)}.",
+                "`kvplan COMMAND --help` explains one.",
             ]
         )
 

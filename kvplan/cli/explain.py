@@ -8,6 +8,7 @@ import typer
 
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
+from kvplan.engines.options import Option
 
 if TYPE_CHECKING:
     from kvplan.render.grid import Document
@@ -15,13 +16,25 @@ if TYPE_CHECKING:
 app = typer.Typer(**SETTINGS)
 
 
-_SETTINGS = ("max_model_len", "kv_cache_dtype", "weights", "mamba_ssm_cache_dtype", "assume", "hub")
+_SETTINGS = (
+    "max_model_len",
+    "kv_cache_dtype",
+    "weights",
+    "mamba_ssm_cache_dtype",
+    "assume",
+    "hub",
+    "prompt_tokens",
+    "output_tokens",
+)
+_NO_CACHE = Option(
+    "no_cache", ("--no-cache",), "true", "", "the work that the cache saves, over --prompt-tokens and --output-tokens"
+)
 
 
 class ExplainVerb(flags.PlanVerb):
     """The flags that change a cache's own figures."""
 
-    flags = tuple(o for o in flags.PLAN if o.setting in _SETTINGS)
+    flags = (*(o for o in flags.PLAN if o.setting in _SETTINGS), _NO_CACHE)
 
 
 @app.command(cls=ExplainVerb)
@@ -35,7 +48,8 @@ def explain(
 
     given = flags.read(ctx)
     found = find_model(model, **{key: given.pop(key) for key in ("assume", "hub") if key in given})
-    plain = take_apart(found, given).to_dict()
+    saved = bool(given.pop("no_cache", False))
+    plain = take_apart(found, given, saved=saved).to_dict()
     output.of(ctx).emit(lambda: _report(plain), plain, warnings=found.file_warnings)
     return 0
 

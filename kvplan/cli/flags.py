@@ -23,6 +23,10 @@ HARDWARE = (
     ),
     Option("gpu_bandwidth", ("--gpu-bandwidth",), "rate", "RATE", "its memory bandwidth, e.g. 3350GB/s", "Hardware"),
     Option("gpus", ("--gpus",), "count", "N", "GPUs of the deployment (default tp x pp x dp)", "Hardware"),
+    Option(
+        "calibration", ("--calibration",), "text", "FILE", "measured rates of this GPU instead of stated ones",
+        "Hardware",
+    ),
 )  # fmt: skip
 
 ENGINE = (
@@ -36,6 +40,10 @@ READING = (
     Option(
         "assume", ("--assume",), "text", "llama-like",
         "read a configuration of an unknown family as plain attention in every layer", "Model",
+    ),
+    Option(
+        "from_log", ("--from-log",), "text", "FILE",
+        "start from an engine's log: its settings, and the bytes it left for the cache; MODEL may be left out", "Model",
     ),
     Option("hub", ("--hub",), "true", "", "read MODEL from the Hugging Face hub: its files' headers alone", "Model"),
 )  # fmt: skip

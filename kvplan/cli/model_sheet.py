@@ -11,7 +11,7 @@ from kvplan.units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from kvplan.spec.kind import CacheKind, LayerPart
-    from kvplan.spec.model import ModelSpec
+    from kvplan.spec.model import Checkpoint, ModelSpec
 
 
 class Layers(NamedTuple):
@@ -96,6 +96,8 @@ def payload(model: ModelSpec) -> dict[str, Any]:
             "format": checkpoint.format,
             "roles": list(checkpoint.roles),
             "kv_cache_format": checkpoint.kv_cache_format,
+            "stored": checkpoint.stored,
+            "stored_parameters": checkpoint.stored_parameters,
         }
         if checkpoint
         else None,
@@ -122,6 +124,8 @@ def document(model: ModelSpec) -> list[Part]:
         _layers(model),
         _roles(model),
     ]
+    if model.checkpoint and model.checkpoint.stored:
+        parts.append(_files(model.checkpoint))
     if model.notes or model.parameters_note:
         parts.append(Notes([*model.notes, *([model.parameters_note] if model.parameters_note else [])], title="Notes"))
     if model.source:
@@ -181,6 +185,9 @@ def _rope(model: ModelSpec) -> str:
 def _stored(model: ModelSpec) -> str:
     if model.checkpoint is None:
         return ""
+    if not model.checkpoint.roles:
+        declared = model.checkpoint.kv_cache_format
+        return f"its KV cache in {declared}" if declared else ""
     roles = ", ".join(role.replace("_", " ") for role in model.checkpoint.roles)
     declared = f"; its KV cache in {model.checkpoint.kv_cache_format}" if model.checkpoint.kv_cache_format else ""
     return f"{roles}; the rest in {model.dtype}{declared}"
@@ -221,6 +228,18 @@ def _layers(model: ModelSpec) -> Grid:
     return Grid(
         columns, rows, title="Layers", note="K and V: elements of one head's vector; bytes of one layer in bf16"
     )
+
+
+def _files(checkpoint: Checkpoint) -> Grid:
+    """What the headers of the files say, role by role and dtype by dtype."""
+    columns = (Column("role"), Column("dtype"), Column("bytes", right=True), Column("parameters", right=True))
+    rows = []
+    for role, by_dtype in sorted(checkpoint.stored.items(), key=lambda item: -sum(item[1].values())):
+        count = checkpoint.stored_parameters.get(role, 0)
+        for i, (dtype, size) in enumerate(sorted(by_dtype.items(), key=lambda item: -item[1])):
+            name, parameters = (role.replace("_", " "), f"{count:,}") if i == 0 else ("", "")
+            rows.append((name, dtype, f"{size:,}", parameters))
+    return Grid(columns, rows, title="In the files", note="copies and buffers are not loaded; drafts when they run")
 
 
 def _roles(model: ModelSpec) -> Grid:

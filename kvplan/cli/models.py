@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 SCHEMA = "kvplan.models/1"
 
+_ASSUME = typer.Option(
+    None, "--assume", metavar="llama-like", help="read an unknown family as plain attention in every layer"
+)
+_HUB = typer.Option(False, "--hub", help="read it from the Hugging Face hub: its files' headers alone")
+
 app = typer.Typer(cls=Group, **SETTINGS)
 
 
@@ -50,15 +55,44 @@ def list_models(
 @app.command("show", cls=Verb)
 def show_model(
     ctx: typer.Context,
-    name: str = typer.Argument(metavar="MODEL", help="an id, a repository name, or a YAML file"),
+    name: str = typer.Argument(metavar="MODEL", help="an id, a repository name, a folder or a file"),
+    assume: str | None = _ASSUME,
+    hub: bool = _HUB,
 ) -> None:
     """One model: its layers and what each caches, its parameters by role, its sources."""
     from kvplan.cli import model_sheet
     from kvplan.sources import find_model
+    from kvplan.spec.stored import stored_warnings
 
-    model = find_model(name)
+    model = find_model(name, assume=assume, hub=hub)
     payload = {"schema": SCHEMA, "models": [model_sheet.payload(model)]}
-    output.of(ctx).emit(model_sheet.document(model), payload)
+    warnings = [*model.file_warnings, *stored_warnings(model)]
+    output.of(ctx).emit(model_sheet.document(model), payload, warnings=warnings)
+
+
+@app.command("import", cls=Verb)
+def import_model(
+    ctx: typer.Context,
+    source: str = typer.Argument(metavar="SOURCE", help="a config.json, a folder with one, a .gguf file, or a name"),
+    assume: str | None = _ASSUME,
+    hub: bool = _HUB,
+) -> None:
+    """Write a YAML spec from a configuration or a checkpoint, for review: what was read, and what it comes to."""
+    from kvplan.cli import model_sheet
+    from kvplan.sources import read_model
+    from kvplan.sources.importing import spec_file
+    from kvplan.spec.stored import stored_warnings
+
+    found = read_model(source, assume=assume, hub=hub)
+    text, out = spec_file(found, source), output.of(ctx)
+    if out.format == "json":
+        out.emit_json(
+            {"schema": SCHEMA, "models": [model_sheet.payload(found.model)], "fields": found.fields, "yaml": text}
+        )
+    else:
+        out.write(text)
+    for warning in (*found.model.file_warnings, *stored_warnings(found.model)):
+        out.warn(warning)
 
 
 @app.command("lint", cls=Verb)

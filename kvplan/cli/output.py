@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from kvplan.errors import InputError, UnknownNameError, printable
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from kvplan.render.grid import Document
 
 FORMATS = ("table", "text", "json", "markdown")
-_SUFFIXES = {".json": "json", ".md": "markdown", ".markdown": "markdown", ".txt": "text"}
+_SUFFIXES = {
+    ".json": "json", ".md": "markdown", ".markdown": "markdown", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl",
+    ".parquet": "parquet",
+}  # fmt: skip
 _COLORS = ("auto", "always", "never")
 _LONGEST = 2000
 """Characters of a message on stderr; a longer one comes from a hostile name."""
@@ -89,6 +93,11 @@ class Output:
 
         self.write(write(payload))
 
+    @property
+    def unicode(self) -> bool:
+        """Whether more than ASCII may be drawn."""
+        return self.file is not None or _speaks_unicode(sys.stdout)
+
     def drawn(self, document: Document, warnings: Sequence[str] = ()) -> str:
         """`document` in the chosen format, which is not JSON."""
         if warnings and (self.file is not None or self.format == "markdown"):
@@ -99,7 +108,7 @@ class Output:
             from kvplan.render import markdown
 
             return markdown.draw(document)
-        unicode = self.file is not None or _speaks_unicode(sys.stdout)
+        unicode = self.unicode
         if self.format == "table":
             from kvplan.render import table
 
@@ -119,6 +128,30 @@ class Output:
             return
         write_file(self.file, text)
         self.note(f"wrote {self.file}")
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """Stdout or the file, for an answer that comes bit by bit; the file appears whole or not at all.
+
+        Raises:
+            InputError: the file or the stream cannot be written.
+        """
+        if self.file is not None:
+            with replacing(self.file) as file:
+                yield file
+            self.note(f"wrote {self.file}")
+            return
+        if sys.stdout is None:
+            raise InputError("standard output is closed", hint="write to a file with -o FILE")
+        sys.stdout.flush()
+        try:
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            mute_stdout()
+        except OSError as error:
+            mute_stdout()
+            raise InputError(f"cannot write to standard output: {error.strerror}", hint="is the disk full?") from None
 
     def warn(self, text: str) -> None:
         """A warning on stderr, unless ``--quiet``."""
@@ -165,7 +198,18 @@ def terminal_width() -> int:
 
 
 def write_file(path: str, text: str) -> None:
-    """Write a file through a new one beside it, so that it is never seen half done.
+    """Write a text file (see `replacing`).
+
+    Raises:
+        InputError: it cannot be written; nothing has changed then.
+    """
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """A new file beside the one at `path`, which it replaces at the end, so that no file is seen half done.
 
     Links are followed; what is no regular file (a pipe, a device) is written as it is. An existing file
     keeps its permissions.
@@ -173,18 +217,17 @@ def write_file(path: str, text: str) -> None:
     Raises:
         InputError: it cannot be written; nothing has changed then.
     """
-    data = text.encode("utf-8", "backslashreplace")
     try:
         target = os.path.realpath(path)
         new = f"{target}.{os.getpid()}.new"
         if os.path.exists(target) and not os.path.isfile(target):
             with open(target, "wb") as stream:  # refuses a folder
-                stream.write(data)
+                yield stream
             return
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with open(handle, "wb") as file:
-                file.write(data)
+                yield file
             if os.path.exists(target):
                 os.chmod(new, os.stat(target).st_mode & 0o7777)
             os.replace(new, target)

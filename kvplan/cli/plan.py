@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
+from kvplan.errors import InputError
 
 if TYPE_CHECKING:
+    from kvplan.cli.deployment import Deployment
     from kvplan.render.grid import Document
 
 app = typer.Typer(**SETTINGS)
@@ -19,22 +20,29 @@ app = typer.Typer(**SETTINGS)
 @app.command(cls=flags.PlanVerb)
 def plan(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="catalog id (llama-3.1-70b), hub name, folder or file")],
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="catalog id, hub name, folder, file, or an engine's command line"),
+    ] = None,
 ) -> int:
     """Does this deployment fit, and how many tokens and requests does it hold: the capacity report."""
-    from kvplan.api import plan as make_plan
-    from kvplan.sources import find_gpu, find_model, override_gpu
+    from kvplan.cli.deployment import find_deployment, of_log
 
     given = flags.read(ctx)
-    engine = given.pop("engine", "vllm")
-    if engine.partition("@")[0] == "vllm" and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
-        given["allow_long_max_model_len"] = True
-    name, memory, bandwidth = (given.pop(key, None) for key in ("gpu", "gpu_memory", "gpu_bandwidth"))
-    gpu = override_gpu(find_gpu(name) if name is not None else None, memory, bandwidth)
-    read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
-    result = make_plan(find_model(model, **read), gpu=gpu, engine=engine, **given)
+    several = given.pop("engine") if is_list(given.get("engine")) else None
+    if "from_log" in given:
+        deployment = of_log(model, given)
+    elif model is None:
+        raise InputError("MODEL is missing", hint="`kvplan plan --help` shows what it takes")
+    else:
+        deployment = find_deployment(model, given)
+    if several is not None:
+        return _several(ctx, deployment, several)
+    result = deployment.plan()
     plain = result.to_dict()
     out = output.of(ctx)
+    if deployment.report is not None:
+        out.note(deployment.report.note())
     out.emit(lambda: _report(plain), plain, warnings=result.warnings)
     if result.verdict.fits is not False:
         return 0
@@ -43,6 +51,30 @@ def plan(
 
         out.note(summary_line(plain))
     return 1
+
+
+def _several(ctx: typer.Context, deployment: Deployment, engines: str) -> int:
+    """The deployment under several engines, side by side."""
+    from kvplan.planning.side_by_side import engine_names, side_by_side
+
+    result = side_by_side(deployment.model, deployment.gpu, engine_names(engines), deployment.settings)
+    plain, out = result.to_dict(), output.of(ctx)
+    if deployment.report is not None:
+        out.note(deployment.report.note())
+    warnings = dict.fromkeys((*deployment.warnings, *(w for plan in result.plans for w in plan.warnings)))
+    out.emit(lambda: _plans_report(plain), plain, warnings=tuple(warnings))
+    return result.status
+
+
+def _plans_report(plain: dict[str, Any]) -> Document:
+    from kvplan.render.side_by_side import plans_report
+
+    return plans_report(plain)
+
+
+def is_list(engine: str | None) -> bool:
+    """Whether an ``--engine`` asks for several: a comma list, or ``all``."""
+    return engine is not None and ("," in engine or engine.strip().lower() == "all")
 
 
 def _report(plain: dict[str, Any]) -> Document:

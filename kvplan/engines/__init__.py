@@ -27,6 +27,14 @@ ENGINES: dict[str, tuple[str, str]] = {
 DEFAULT_ENGINE = "vllm"
 
 
+def distinct() -> list[str]:
+    """The engines' own names, without aliases, in the order of the table."""
+    seen: dict[tuple[str, str], str] = {}
+    for name, where in ENGINES.items():
+        seen.setdefault(where, name)
+    return list(seen.values())
+
+
 def get_engine(name: str = DEFAULT_ENGINE) -> Engine:
     """The engine called `name`, or ``name@version``.
 

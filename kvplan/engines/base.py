@@ -7,8 +7,9 @@ hold?* is integer arithmetic and exact.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.errors import InputError
@@ -71,6 +72,15 @@ class Settings:
     def concurrency_per_replica(self) -> int:
         """Requests of the most loaded data-parallel replica."""
         return -(-self.concurrency // self.data_parallel_size)
+
+
+ARRAY_SETTINGS = frozenset(
+    {
+        "max_model_len", "concurrency", "prompt_tokens", "output_tokens", "shared_prefix_tokens",
+        "kv_cache_memory_bytes", "gpu_memory_utilization",
+    }
+)  # fmt: skip
+"""Sizes and workload: the settings that some engines compute for a whole grid at once (`Engine.array_settings`)."""
 
 
 class Term(NamedTuple):
@@ -165,12 +175,24 @@ class Allocation(NamedTuple):
     """The most that exists at once while the cache grows; None: it does not grow."""
 
 
+class Change(NamedTuple):
+    """A rule that came with a release of an engine."""
+
+    since: str
+    what: str
+    source: str
+
+
 class Engine:
     """One serving engine. Subclasses say what differs; one module each."""
 
     name: str
     version: str
     summary: str
+    versions: ClassVar[tuple[str, ...]] = ()
+    """Releases whose source was read, oldest first; empty: the one version."""
+    policies: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """(what it is about, what the engine does), a line each."""
     settings: frozenset[str] = frozenset()
     """Names of the engine's own settings, beyond layout and workload."""
     highest_utilization: float = 1.0
@@ -179,6 +201,10 @@ class Engine:
     """Whether the cache takes what the budget leaves; if not, it takes what its settings lay out."""
     splits_tensors: bool = True
     """Whether tensor parallelism exists; if not, advice deals whole layers over more GPUs."""
+    array_settings: frozenset[str] = frozenset()
+    """Settings that `budget_bytes`, `request_bytes`, `pool`, `requests_at`, `holds` and `shared_prefix_tokens`
+    take as NumPy arrays too, whose shapes broadcast; nothing else depends on them, except on ``max_model_len``
+    (`length_key`)."""
     warnings: tuple[str, ...] = ()
     """What to tell whoever chose this version."""
     smaller_kv_formats: tuple[str, ...] = ()
@@ -196,6 +222,10 @@ class Engine:
                 where="--engine",
                 hint=f"{self.name}@{self.version} is; leave the version out for it",
             )
+
+    def changes(self) -> list[Change]:
+        """What changed between releases, oldest first."""
+        return []
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         """Values of settings that the user left open: name -> (value, where the default comes from)."""
@@ -220,6 +250,14 @@ class Engine:
             UnsupportedError: it has none.
         """
         return model.draft_layers
+
+    def sharing_layouts(self, settings: Settings, ranks: int) -> list[tuple[str, dict[str, Any]]]:
+        """Layouts of the same GPUs under which `ranks` of them do not hold one and the same cache.
+
+        Returns:
+            (flags to type, changed settings) of each.
+        """
+        return []
 
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         """Layers per pipeline stage (there are `settings.pipeline_parallel_size`)."""
@@ -260,6 +298,13 @@ class Engine:
     def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
         """Whether the workload (concurrency x (prompt + output), prefix shared) fits one replica."""
         raise NotImplementedError
+
+    def length_key(self, stages: tuple[Stage, ...], settings: Settings) -> Hashable:
+        """What else `max_model_len` decides here besides `terms` and defaults: equal for lengths that one array holds.
+
+        As the length grows it changes, if at all, without ever coming back to a value that it left.
+        """
+        return None
 
     def allocation(self, model: ModelSpec, settings: Settings) -> Allocation | None:
         """What the engine lays out at start; None where the pool is all there is to say."""

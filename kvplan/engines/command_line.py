@@ -26,11 +26,23 @@ class Word(str):
 
     missing: str = ""
     """Why a part of it is not known: ``$TP is not set here``. Empty: all of it is."""
+    end: str = ""
+    """What follows the last part that is not known."""
 
-    def __new__(cls, text: str, missing: str = "") -> Word:
+    def __new__(cls, text: str, missing: str = "", end: str = "") -> Word:
         word = super().__new__(cls, text)
         word.missing = missing
+        word.end = end
         return word
+
+
+class Quantization(NamedTuple):
+    """A weight format that the command asks for, where the model's name does not say one."""
+
+    words: str
+    """What asks for it."""
+    format: str
+    """Empty where kvplan has none for it."""
 
 
 class Reading:
@@ -48,8 +60,9 @@ class Reading:
         self.other: dict[str, str] = {}
         """Flag -> value, for flags that are no setting: an engine's `Grammar.settle` looks at some of them."""
         self.warnings: list[str] = []
-        self.quantization: tuple[str, str] | None = None
-        """(the words that ask for it, the weight format that is meant; empty where kvplan has none)."""
+        self.quantization: Quantization | None = None
+        self.assumed: str = ""
+        """A warning for whoever takes the weights from `quantization`."""
         self.nodes = 1
         """Machines that such a command is started on."""
 
@@ -67,12 +80,12 @@ class Reading:
         self.unset(setting)
         self.problems[setting] = error
 
-
     def move(self, old: str, new: str) -> None:
         """Let what was given for one setting count for another."""
-        for where in (self.settings, self.typed, self.problems):
-            if old in where:
-                where[new] = where.pop(old)  # type: ignore[attr-defined]
+        tables: tuple[dict[str, Any], ...] = (self.settings, self.typed, self.problems)
+        for table in tables:
+            if old in table:
+                table[new] = table.pop(old)
 
     def use(self, *flags: str) -> str | None:
         """The value of a flag that is no setting of its own, which then no longer counts as ignored."""
@@ -159,8 +172,9 @@ def _table(grammar: Grammar) -> dict[str, _Entry]:
     ):  # fmt: skip
         for name in names:
             table.setdefault(name, _Entry(kind))
-            if kind in ("switch", "maybe") and name.startswith("--"):
-                table.setdefault(_negative(name), _Entry("switch"))
+    for name in (*grammar.switches, *grammar.maybe):
+        if name.startswith("--"):
+            table.setdefault(_negative(name), _Entry("switch"))
     by_setting: dict[str, Option] = {}
     named: dict[str, Option] = {}
     for option in grammar.options:
@@ -228,9 +242,7 @@ class _Reader:
             if word == "--":
                 continue
             if not _is_flag(word):
-                if word.missing and word.startswith("$"):
-                    if self.grammar.positional and not model_seen and not self.reading.model:
-                        raise _unset(word.missing, "the model", "write the model's name in its place")
+                if word.missing and (model_seen or self.reading.model or not self.grammar.positional):
                     self._open_variable(word)
                 elif self.grammar.positional and not model_seen:
                     self._model(word, "the model")
@@ -244,7 +256,7 @@ class _Reader:
         """Read the flag `word`, and what belongs to it from `words[at]` on; returns where to go on."""
         name, equals, rest = word.partition("=")
         flag, entry = self._find(name)
-        value = Word(rest, word.missing) if equals else None
+        value = Word(rest, word.missing, word.end) if equals else None
         if word.missing and not equals:
             self._open_variable(word)
             return at
@@ -304,7 +316,10 @@ class _Reader:
         elif option is None:
             reading.other[flag] = value or ""
             reading.ignored.append(name)
-            if not self.grammar.unmodelled.isdisjoint((flag, flag.partition(".")[0])) and (value or "").lower() not in _FALSE:
+            if (
+                not self.grammar.unmodelled.isdisjoint((flag, flag.partition(".")[0]))
+                and (value or "").lower() not in _FALSE
+            ):
                 reading.warnings.append(f"{shown} changes what the memory holds, and is not modelled")
         elif option.is_switch:
             on = (entry.kind == "option") == (value is None or value.lower() not in _FALSE)
@@ -322,7 +337,9 @@ class _Reader:
         if value is None:
             reading.fail(setting, InputError("needs a value", where=name, hint=f"{name} {option.metavar or 'VALUE'}"))
         elif value.missing:
-            reading.fail(setting, _unset(value.missing, name, f"write its value there, or give kvplan {option.flags[0]}"))
+            reading.fail(
+                setting, _unset(value.missing, name, f"write its value there, or give kvplan {option.flags[0]}")
+            )
         elif (setting, value.strip()) in self.grammar.not_values:
             reading.unset(setting)
             reading.warnings.append(f"{shown}: {self.grammar.not_values[setting, value.strip()]}")
@@ -333,14 +350,13 @@ class _Reader:
                 reading.fail(setting, error)
 
     def _model(self, word: Word, where: str) -> None:
-        if word.missing:
+        if word.missing and not word.end.rpartition("/")[2]:  # a folder may be unknown, the last part may not
             raise _unset(word.missing, where, "write the model's name in its place")
         self.reading.model = word.strip()
 
     def _open_variable(self, word: Word) -> None:
-        shown = printable(word, _LONGEST)
-        self.reading.unknown.append(shown)
-        self.reading.warnings.append(f"{shown} may hold flags, and nothing here says which")
+        self.reading.unknown.append(printable(word, _LONGEST))
+        self.reading.warnings.append(f"{word.missing}: flags in it are not read")
 
 
 def _is_flag(word: str) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats, bytes_per_token, longest_sequence, prefix_bytes, sequence_bytes
-from kvplan.engines.base import Engine, Pool, Settings, Stage
+from kvplan.engines.base import ARRAY_SETTINGS, Engine, Pool, Settings, Stage
+from kvplan.spec.arrays import Number, ceiling, choose, filled, is_array, larger, least, quotient, ratio, smaller
 from kvplan.spec.formats import get_format
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ class Generic(Engine):
     name = "generic"
     version = "1"
     summary = "arithmetic alone: no paging, no activations, no overhead"
+    policies = (("budget", "all that the weights leave"), ("cache", "bytes of the tokens, rounded nowhere"))
     smaller_kv_formats = ("fp8", "nvfp4")
+    array_settings = ARRAY_SETTINGS
     settings = frozenset({"gpu_memory_utilization", "mamba_ssm_cache_dtype"})
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -59,50 +61,49 @@ class Generic(Engine):
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
         return plain_formats(model, settings)
 
-    def budget_bytes(self, total_bytes: int, settings: Settings) -> int:
-        return min(total_bytes, ceil(total_bytes * settings.gpu_memory_utilization))
+    def budget_bytes(self, total_bytes: int, settings: Settings) -> Number:
+        return smaller(total_bytes, ceiling(total_bytes * settings.gpu_memory_utilization))
 
-    def request_bytes(self, stage: Stage, settings: Settings, tokens: int) -> int:
+    def request_bytes(self, stage: Stage, settings: Settings, tokens: Number) -> Number:
         formats = self.kv_formats(stage.spec, settings)
-        return int(sequence_bytes(stage.spec, tokens, formats, dcp=settings.decode_context_parallel_size))
+        return sequence_bytes(stage.spec, tokens, formats, dcp=settings.decode_context_parallel_size)
 
-    def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
+    def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[Number, ...]) -> Pool:
         dcp, longest = settings.decode_context_parallel_size, settings.max_model_len
-        tokens: list[int | None] = []
-        singles: list[int] = []
-        concurrency: list[float] = []
+        tokens, singles, concurrency = [], [], []
         for stage, have in zip(stages, kv_bytes, strict=True):
             formats = self.kv_formats(stage.spec, settings)
-            single = longest_sequence(stage.spec, have, formats, dcp=dcp)
-            singles.append(longest if single is None else single)
+            singles.append(filled(longest_sequence(stage.spec, have, formats, dcp=dcp), longest))
             slope = bytes_per_token(stage.spec, formats, dcp=dcp)
-            plain = slope and sequence_bytes(stage.spec, longest, formats) == slope * dcp * longest
-            tokens.append(have // slope if plain else None)
+            plain = slope > 0 and sequence_bytes(stage.spec, longest, formats) == slope * dcp * longest
+            tokens.append(choose(plain, have // slope if slope else None, None))
             need = self.request_bytes(stage, settings, longest)
-            concurrency.append(have / need if need else float(settings.concurrency_per_replica))
-        known = [t for t in tokens if t is not None]
-        kv_tokens = min(known) if len(known) == len(tokens) else None
-        least = max(0.0, min(concurrency))
-        return Pool(None, None, kv_tokens, None, least, min(singles), least >= 1, tuple(max(0, b) for b in kv_bytes))
+            concurrency.append(ratio(have, need, settings.concurrency_per_replica * 1.0))
+        kv_tokens = None if any(t is None for t in tokens) else least(tokens)
+        requests = larger(0.0, least(concurrency))
+        used = tuple(larger(0, b) for b in kv_bytes)
+        return Pool(None, None, kv_tokens, None, requests, least(singles), requests >= 1, used)
 
-    def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
+    def requests_at(
+        self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[Number, ...], tokens: Number
+    ) -> Number:
         counts = []
         for stage, have in zip(stages, kv_bytes, strict=True):
             need = self.request_bytes(stage, settings, tokens)
-            counts.append(max(0, have) // need if need else settings.concurrency_per_replica)
-        return min(counts)
+            counts.append(quotient(larger(0, have), need, settings.concurrency_per_replica))
+        return least(counts)
 
-    def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
+    def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[Number, ...]) -> Any:
         running, dcp = settings.concurrency_per_replica, settings.decode_context_parallel_size
+        held = True
         for stage, have in zip(stages, kv_bytes, strict=True):
             need = running * self.request_bytes(stage, settings, settings.request_tokens)
             shared = self.shared_prefix_tokens(stage.spec, settings)
-            if shared:
+            if is_array(shared) or shared:
                 formats = self.kv_formats(stage.spec, settings)
-                need -= (running - 1) * prefix_bytes(stage.spec, shared, formats, dcp=dcp)
-            if need > have:
-                return False
-        return True
+                need = need - (running - 1) * prefix_bytes(stage.spec, shared, formats, dcp=dcp)
+            held = held & (need <= have)
+        return held
 
-    def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> int:
-        return min(settings.shared_prefix_tokens, settings.prompt_tokens)
+    def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> Number:
+        return smaller(settings.shared_prefix_tokens, settings.prompt_tokens)

@@ -50,6 +50,12 @@ class Ollama(LlamaCpp):
     name = "ollama"
     version = VERSION
     summary = "llama-server with a context per slot; context and batch by memory where left out"
+    policies = (
+        ("budget", "as llama.cpp; -c is always given, so nothing shrinks it"),
+        ("cache", "num_ctx for every slot: slots multiply the cache"),
+        ("context", "4,096, 32,768 or 262,144 tokens by the memory of all GPUs, where nobody says"),
+        ("batch", "512, 1,024 or 2,048 by the context; windows grow with it"),
+    )
     settings = LlamaCpp.settings | {"num_ctx", "num_parallel", "num_batch"}
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:

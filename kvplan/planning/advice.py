@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
 
 MAX_GPUS = 64
+LITTLE = 0.9
+"""A format that leaves more than this of a request's bytes is not worth its loss of precision."""
 Try = Callable[..., Outcome | None]
 
 
@@ -36,9 +38,31 @@ def hints(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcom
             return None
 
     found: list[Hint] = []
-    for advise in (_shorter, _fewer_requests, _smaller_format, _more_gpus, _utilization):
+    for advise in (_fewer_sequences, _shorter, _fewer_requests, _smaller_format, _more_gpus, _utilization):
         found += advise(model, engine, outcome, attempt)
     return tuple(found)
+
+
+def _fewer_sequences(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
+    """The most running sequences that start, where the pool's states limit them."""
+    pool, asked = outcome.pool, outcome.settings.max_num_seqs
+    if pool is None or not pool.refusal or not asked or not pool.max_num_seqs_allowed:
+        return
+
+    def fits(sequences: int) -> bool:
+        tried = attempt(max_num_seqs=sequences)
+        return tried is not None and bool(tried.fits)
+
+    low, high = min(pool.max_num_seqs_allowed, asked - 1), asked
+    if not fits(low):
+        return
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    yield Hint("--max-num-seqs", str(low), "the most sequences for which the blocks hold a state each")
 
 
 def _longest(outcome: Outcome, good: Callable[[int], bool]) -> int:
@@ -55,7 +79,7 @@ def _longest(outcome: Outcome, good: Callable[[int], bool]) -> int:
 
 def _shorter(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
     settings = outcome.settings
-    if outcome.pool is not None and outcome.pool.starts:
+    if outcome.pool is not None and (outcome.pool.starts or outcome.pool.refusal):
         return  # the length is not what binds
 
     def fits(length: int) -> bool:
@@ -173,3 +197,89 @@ def smallest_thousandth(good: Callable[[int], bool]) -> float | None:
         else:
             low = middle
     return high / 1000
+
+
+def notes(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> tuple[str, ...]:
+    """What the layout and the settings do to the cache that nobody sees at first sight; each is computed."""
+    found: list[str] = []
+    for look in (_short_pool, _same_cache_everywhere, _format_without_effect):
+        found += look(model, gpu, engine, outcome)
+    return tuple(found)
+
+
+def _short_pool(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
+    """An engine that starts although its pool is shorter than a request may be."""
+    pool, length = outcome.pool, outcome.settings.max_model_len
+    if pool is not None and pool.starts and 0 < pool.max_single_request_tokens < length:
+        yield (
+            f"the pool holds {pool.max_single_request_tokens:,} tokens of one request, less than the limit of "
+            f"{length:,}: {engine.name} starts, and longer requests do not run"
+        )
+
+
+def _same_cache_everywhere(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
+    """Ranks that hold copies of one cache (latent rows, fewer KV heads than ranks), and layouts that do not."""
+    settings, pool = outcome.settings, outcome.pool
+    copies = _copies(model, settings.tensor_parallel_size) // settings.decode_context_parallel_size
+    if copies < 2 or pool is None or settings.extra.get("attn_dp_size", 1) > 1:
+        return
+    now = _tokens(outcome)
+    parts = []
+    for flags, changes in engine.sharing_layouts(settings, copies):
+        changed = replace(settings, **changes)
+        try:
+            engine.check(model, changed, gpu)
+            tried = evaluate(model, gpu, engine, changed)
+        except KvplanError:
+            continue
+        if tried.pool is None:
+            parts.append(f"{flags} does not fit")
+        elif now:
+            parts.append(f"{flags} holds {_tokens(tried):,} ({_tokens(tried) / now:.1f} x)")
+    if parts:
+        yield f"{copies} ranks hold the same cache, {now:,} tokens in all; {', '.join(parts)}"
+
+
+def _copies(model: ModelSpec, tp: int) -> int:
+    """Ranks of a tensor parallel group that hold the same cache, in the layers where they are fewest."""
+    heads = [1 if m.kind == "mla" else s.heads for _, m in model.mixers() for s in m.streams() if s.role in ("k", "v")]
+    if tp < 2 or not heads:
+        return 1
+    return max(1, tp // max(heads))
+
+
+def _tokens(outcome: Outcome) -> int:
+    """Tokens of cache over all replicas; by requests of the limit where the pool has no common measure."""
+    pool, settings = outcome.pool, outcome.settings
+    if pool is None:
+        return 0
+    each = pool.kv_tokens if pool.kv_tokens is not None else int(pool.max_concurrency * settings.max_model_len)
+    groups = settings.extra.get("attn_dp_size", 1) if pool.kv_tokens is not None else 1
+    return each * settings.data_parallel_size * groups
+
+
+def _format_without_effect(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
+    """A smaller cache format that saves next to nothing, since the size of a page is that of a state."""
+    settings = outcome.settings
+    if not engine.smaller_kv_formats or not any(m.states() for _, m in model.mixers()):
+        return
+    if not any(m.streams() for _, m in model.mixers()):
+        return
+    small = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else engine.smaller_kv_formats[0]
+    if small in ("bf16", "fp16", "f16", "bfloat16", "float16"):
+        return
+    lengths = sorted({n for n in (settings.request_tokens, settings.max_model_len) if n <= settings.max_model_len})
+    try:
+        pair = [replace(settings, kv_cache_dtype=name) for name in ("auto", small)]
+        for each in pair:
+            engine.check(model, each, gpu)
+        sizes = [[max(engine.request_bytes(s, each, n) for s in outcome.stages) for n in lengths] for each in pair]
+    except KvplanError:
+        return
+    for tokens, plain, packed in zip(lengths, *sizes, strict=True):
+        if packed > plain * LITTLE:
+            saved = f"only {1 - packed / plain:.0%}" if packed < plain else "nothing"
+            yield (
+                f"a cache in {small} saves {saved} for requests of {tokens:,} tokens: {gib(packed, 3)} per GPU are "
+                f"reserved, {gib(plain, 3)} in the model's dtype; the size of a page is that of a state"
+            )

@@ -1,15 +1,19 @@
 """One deployment worked through: ranks, waterfall, pool, verdict. No advice, no report.
 
-`evaluate` is what hints, sweeps and searches call again and again with other settings.
+`evaluate` is what hints and searches call again and again with other settings; sweeps call its parts
+(`build_stages`, `resources`, `obstacles`) on whole grids.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Engine, Pool, Settings, Stage, Term
 from kvplan.planning.weights import RoleWeights, WeightFormat, rank_weights, total_bytes, weight_format
+from kvplan.spec.arrays import opposite
+from kvplan.units import gib
 
 if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
@@ -93,6 +97,23 @@ def waterfall(
     return Waterfall(gpu.device_bytes, budget, terms, budget - sum(t.bytes for t in terms))
 
 
+def resources(
+    model: ModelSpec,
+    gpu: GpuSpec | None,
+    engine: Engine,
+    settings: Settings,
+    stages: tuple[Stage, ...],
+    weights: WeightFormat,
+) -> tuple[tuple[Waterfall, ...] | None, tuple[int, ...] | None]:
+    """(memory of a rank of each stage, bytes of cache there); None where nothing says."""
+    falls = None
+    if gpu is not None:
+        falls = tuple(waterfall(model, engine, settings, gpu, stage, weights) for stage in stages)
+    if settings.kv_cache_memory_bytes is not None:
+        return falls, (settings.kv_cache_memory_bytes,) * len(stages)
+    return falls, tuple(f.available_bytes for f in falls) if falls is not None else None
+
+
 def evaluate(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Settings) -> Outcome:
     """Work one deployment through.
 
@@ -101,13 +122,7 @@ def evaluate(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Se
     """
     weights = weight_format(model, settings.weights)
     stages, roles = build_stages(model, engine, settings, weights)
-    falls = None
-    kv: tuple[int, ...] | None = None
-    if gpu is not None:
-        falls = tuple(waterfall(model, engine, settings, gpu, stage, weights) for stage in stages)
-        kv = tuple(f.available_bytes for f in falls)
-    if settings.kv_cache_memory_bytes is not None:
-        kv = (settings.kv_cache_memory_bytes,) * len(stages)
+    falls, kv = resources(model, gpu, engine, settings, stages, weights)
     if kv is None:
         return Outcome(
             settings,
@@ -122,61 +137,80 @@ def evaluate(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Se
             "no GPU named: the cache's own figures only",
         )
     pool = engine.pool(stages, settings, kv) if min(kv) > 0 else None
-    fits, binding, reason = _judge(engine, settings, stages, falls, kv, pool)
+    fits, binding, reason = _judge(obstacles(engine, settings, stages, falls, kv, pool))
     return Outcome(settings, stages, roles, weights, falls, kv, pool, fits, binding, reason)
 
 
-def _judge(
+class Obstacle(NamedTuple):
+    """One reason why a deployment may not fit."""
+
+    stands: Any
+    """Whether it does: a bool, or an array of them where settings are arrays."""
+    binding: Binding
+    reason: Callable[[], str]
+    """The sentence, worked out only when it is wanted (and only for numbers)."""
+
+
+def obstacles(
     engine: Engine,
     settings: Settings,
     stages: tuple[Stage, ...],
     falls: tuple[Waterfall, ...] | None,
     kv: tuple[int, ...],
     pool: Pool | None,
-) -> tuple[bool, Binding | None, str]:
-    """Whether the weights load, one longest request holds, and the workload holds; else what binds."""
-    from kvplan.units import gib
+) -> Iterator[Obstacle]:
+    """What can keep a deployment from fitting, in the order in which it is met; the first that stands binds.
 
+    The weights must load, one longest request must hold, and so must the workload.
+    """
     for stage, fall in zip(stages, falls or (), strict=False):
-        where = f" on pipeline stage {stage.number}" if len(stages) > 1 else ""
-        weights = fall.part("weights")
-        if weights > fall.budget_bytes:
-            return (
-                False,
-                "weights",
-                f"the weights take {gib(weights)} per GPU{where}, the budget is {gib(fall.budget_bytes)}",
-            )
-        if settings.kv_cache_memory_bytes is None and fall.available_bytes <= 0:
-            rest = fall.budget_bytes - weights
-            others = sum(t.bytes for t in fall.terms) - weights
-            return (
-                False,
-                "activations",
-                f"beside the weights {gib(rest)} per GPU{where} are left, and {gib(others)} are needed first",
-            )
-        if settings.kv_cache_memory_bytes is not None:
-            asked = settings.kv_cache_memory_bytes + sum(t.bytes for t in fall.terms)
-            if asked > fall.total_bytes:
-                return (
-                    False,
-                    "kv",
-                    f"with the cache asked for, {gib(asked)} per GPU{where} are needed of {gib(fall.total_bytes)}",
-                )
-    if pool is not None and pool.refusal:
-        return False, "kv", pool.refusal
-    if pool is None or not pool.starts:
+        yield from _on_rank(settings, fall, f" on pipeline stage {stage.number}" if len(stages) > 1 else "")
+
+    def too_long() -> str:
         need = max(engine.start_bytes(s, settings) for s in stages)
         return (
-            False,
-            "kv",
             f"one request of {settings.max_model_len:,} tokens needs {gib(need)} of cache per GPU, "
-            f"there are {gib(min(kv))}",
+            f"there are {gib(min(kv))}"
         )
-    if not engine.holds(stages, settings, kv):
+
+    def too_many() -> str:
         runs = engine.requests_at(stages, settings, kv, settings.request_tokens) * settings.data_parallel_size
-        return (
-            False,
-            "kv",
-            f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens do not hold at once; {runs:,} do",
-        )
+        wanted = f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens"
+        return f"{wanted} do not hold at once; {runs:,} do"
+
+    if pool is None:
+        yield Obstacle(True, "kv", too_long)
+        return
+    yield Obstacle(bool(pool.refusal), "kv", lambda: pool.refusal)
+    yield Obstacle(opposite(pool.starts), "kv", too_long)
+    yield Obstacle(opposite(engine.holds(stages, settings, kv)), "kv", too_many)
+
+
+def _on_rank(settings: Settings, fall: Waterfall, where: str) -> Iterator[Obstacle]:
+    """The obstacles of one rank's memory."""
+    weights, terms = fall.part("weights"), sum(t.bytes for t in fall.terms)
+    asked = settings.kv_cache_memory_bytes
+    yield Obstacle(
+        weights > fall.budget_bytes, "weights",
+        lambda: f"the weights take {gib(weights)} per GPU{where}, the budget is {gib(fall.budget_bytes)}",
+    )  # fmt: skip
+    if asked is None:
+        yield Obstacle(
+            fall.available_bytes <= 0, "activations",
+            lambda: f"beside the weights {gib(fall.budget_bytes - weights)} per GPU{where} are left, "
+            f"and {gib(terms - weights)} are needed first",
+        )  # fmt: skip
+        return
+    needed = asked + terms
+    yield Obstacle(
+        needed > fall.total_bytes, "kv",
+        lambda: f"with the cache asked for, {gib(needed)} per GPU{where} are needed of {gib(fall.total_bytes)}",
+    )  # fmt: skip
+
+
+def _judge(found: Iterator[Obstacle]) -> tuple[bool, Binding | None, str]:
+    """Whether nothing stands in the way; else what binds, and why."""
+    for obstacle in found:
+        if obstacle.stands:
+            return False, obstacle.binding, obstacle.reason()
     return True, None, "the weights load, the longest request holds, and so does the workload"

@@ -14,6 +14,8 @@ from kvplan.planning.weights import rank_weights, total_bytes, weight_format
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings
+    from kvplan.planning.no_cache import NoCache
+    from kvplan.planning.weights import RoleWeights
     from kvplan.spec.kind import CacheKind, Stream
     from kvplan.spec.model import ModelSpec
 
@@ -85,6 +87,8 @@ class Explanation(NamedTuple):
     exceeds_weights_at_tokens: int | None
     comparisons: tuple[Comparison, ...]
     source: str
+    no_cache: NoCache | None = None
+    """The work that the cache saves, where it was asked for."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for ``json.dumps``."""
@@ -92,11 +96,12 @@ class Explanation(NamedTuple):
         return plain
 
 
-def explain(model: ModelSpec, given: dict[str, Any]) -> Explanation:
+def explain(model: ModelSpec, given: dict[str, Any], *, saved: bool = False) -> Explanation:
     """The formula of a model's cache, symbol by symbol, and what it compares to.
 
     Args:
         given: ``kv_cache_dtype``, ``weights``, ``max_model_len`` where the user set them.
+        saved: add the work that the cache saves over ``prompt_tokens`` and ``output_tokens``.
 
     Raises:
         KvplanError: an unknown format or a missing maximum length.
@@ -105,7 +110,8 @@ def explain(model: ModelSpec, given: dict[str, Any]) -> Explanation:
     settings, _ = resolve(model, None, engine, given)
     formats, length = engine.kv_formats(model, settings), settings.max_model_len
     weights = weight_format(model, settings.weights)
-    size = total_bytes(rank_weights(model, model, weights, tp=1, vocab_rows=model.vocab_size))
+    roles = rank_weights(model, model, weights, tp=1, vocab_rows=model.vocab_size)
+    size = total_bytes(roles)
     streams = tuple(_streams(model, formats))
     per_token = bytes_per_token(model, formats)
     formula, worked = _formula(streams, per_token)
@@ -124,7 +130,14 @@ def explain(model: ModelSpec, given: dict[str, Any]) -> Explanation:
         exceeds_weights_at_tokens=exceeds_at(model, formats, size),
         comparisons=tuple(_comparisons(model, settings, formats)),
         source=model.source,
+        no_cache=_no_cache(model, roles, formats, settings) if saved else None,
     )
+
+
+def _no_cache(model: ModelSpec, roles: list[RoleWeights], formats: KvFormats, settings: Settings) -> NoCache:
+    from kvplan.planning.no_cache import no_cache
+
+    return no_cache(model, roles, formats, settings, settings.prompt_tokens, settings.output_tokens)
 
 
 def _formula(streams: tuple[StreamTerm, ...], per_token: int) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from kvplan.cache.bytes import (
     stream_rows,
 )
 from kvplan.planning.plan import KvFigures, KvGroup, SharedPrefix
+from kvplan.spec.arrays import is_array, largest
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings, Stage
@@ -53,7 +54,7 @@ def _group(mixer: CacheKind, formats: KvFormats) -> KvGroup | None:
 def kv_figures(
     model: ModelSpec, engine: Engine, settings: Settings, stages: tuple[Stage, ...], weights_bytes: int
 ) -> KvFigures:
-    """Everything about the cache that needs no GPU.
+    """Everything about the cache that needs no GPU; where settings are arrays, so are the figures that depend on them.
 
     Args:
         model: the model as it is served: its draft layers are those that run.
@@ -65,9 +66,9 @@ def kv_figures(
         settings.decode_context_parallel_size,
     )
     per_gpu = max(bytes_per_token(s.spec, engine.kv_formats(s.spec, settings), dcp=dcp, drafts=True) for s in stages)
-    reserved = max(engine.request_bytes(s, settings, length) for s in stages)
+    reserved = largest(engine.request_bytes(s, settings, length) for s in stages)
     shared = None
-    if settings.shared_prefix_tokens:
+    if is_array(settings.shared_prefix_tokens) or settings.shared_prefix_tokens:
         tokens = engine.shared_prefix_tokens(model, settings)
         saved = (settings.concurrency_per_replica - 1) * prefix_bytes(model, tokens, formats)
         shared = SharedPrefix(tokens, saved * settings.data_parallel_size)

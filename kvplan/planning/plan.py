@@ -6,10 +6,13 @@ Every figure says in its name what it counts. Field names and their order are th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.engines.base import Allocation, Term
 from kvplan.planning.evaluate import Binding
+
+if TYPE_CHECKING:
+    from kvplan.planning.speed.figures import DecodeFigures, PrefillFigures
 
 SCHEMA = "kvplan.plan/1"
 
@@ -123,6 +126,8 @@ class Verdict(NamedTuple):
     reason: str
     binding: Binding | None
     hints: tuple[Hint, ...]
+    notes: tuple[str, ...] = ()
+    """What this layout and these settings do to the cache, each computed."""
 
 
 class Plan(NamedTuple):
@@ -135,13 +140,16 @@ class Plan(NamedTuple):
     memory: tuple[RankMemory, ...] | None
     capacity: Capacity | None
     allocation: Allocation | None
+    decode: DecodeFigures | None
+    """None without a GPU, or where its bandwidth is not known."""
+    prefill: PrefillFigures | None
+    """None also where its FLOPs are not known."""
     verdict: Verdict
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The contract's JSON object, ready for ``json.dumps``."""
         plain: dict[str, Any] = to_plain(self)
-        plain.update(decode=None, prefill=None)
         return plain
 
 

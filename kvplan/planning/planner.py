@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.engines import get_engine
 from kvplan.engines.base import Engine, Settings
 from kvplan.errors import InputError
-from kvplan.planning.advice import hints, smallest_thousandth
+from kvplan.planning.advice import hints, notes, smallest_thousandth
 from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import Outcome, Waterfall, evaluate
 from kvplan.planning.kv import kv_figures
@@ -16,6 +16,8 @@ from kvplan.planning.plan import SCHEMA, AtLength, Capacity, KvFigures, ModelFig
 from kvplan.planning.settings import FIT, resolve, with_length
 
 if TYPE_CHECKING:
+    from kvplan.planning.calibration import Calibration
+    from kvplan.planning.speed.figures import Speed
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
@@ -30,16 +32,27 @@ def plan_deployment(model: ModelSpec, gpu: GpuSpec | None, engine: str, given: d
         KvplanError: nothing could be answered.
     """
     chosen = get_engine(engine)
-    settings, warnings = resolve(model, gpu, chosen, given)
+    path = given.get("calibration")
+    calibration = read_calibration(path, gpu) if path is not None else None
+    settings, warnings = resolve(model, gpu, chosen, {k: v for k, v in given.items() if k != "calibration"})
     model = served_model(model, chosen, settings)
     if settings.max_model_len == FIT:
-        settings = _fit_length(model, gpu, chosen, settings)
+        settings = fit_length(model, gpu, chosen, settings)
     warnings += [*chosen.warnings, *chosen.check(model, settings, gpu)]
     outcome = evaluate(model, gpu, chosen, settings)
-    return _assemble(model, gpu, chosen, outcome, warnings)
+    return _assemble(model, gpu, chosen, outcome, warnings, calibration)
 
 
-def _fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Settings) -> Settings:
+def read_calibration(path: str, gpu: GpuSpec | None) -> Calibration:
+    """The measured rates to plan with."""
+    from kvplan.planning.calibration import FLAG, load_calibration
+
+    if gpu is None:
+        raise InputError("says how fast a GPU is, and none is named", where=FLAG, hint="add --gpu NAME")
+    return load_calibration(path, gpu.id)
+
+
+def fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Settings) -> Settings:
     """``--max-model-len -1``: the model's maximum, or what the memory allows of it."""
     limit = model.max_position_embeddings
     sources = {**settings.defaults, "max_model_len": "fitted to the memory"}
@@ -54,19 +67,47 @@ def _fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings:
     return with_length(tried, max(1, fitted))
 
 
-def _assemble(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome, warnings: list[str]) -> Plan:
+def _assemble(
+    model: ModelSpec,
+    gpu: GpuSpec | None,
+    engine: Engine,
+    outcome: Outcome,
+    warnings: list[str],
+    calibration: Calibration | None = None,
+) -> Plan:
     settings = outcome.settings
-    kv = kv_figures(model, engine, settings, outcome.stages, _unsharded_weights(model, engine, settings))
+    kv = kv_figures(model, engine, settings, outcome.stages, unsharded_weights(model, engine, settings))
     figures = ModelFigures(
         model.id, model.name, model.architecture, model.num_layers, model.max_position_embeddings,
         _parameters(model), model.active_parameters, model.confidence,
     )  # fmt: skip
     memory = _memory(gpu, engine, outcome) if gpu is not None and outcome.waterfalls is not None else None
     capacity = _capacity(engine, outcome) if outcome.kv_bytes is not None else None
-    verdict = Verdict(outcome.fits, outcome.reason, outcome.binding, hints(model, gpu, engine, outcome))
-    all_warnings = (*_model_warnings(model, settings, kv), *_gpu_warnings(gpu), *warnings)
+    found, said = hints(model, gpu, engine, outcome), notes(model, gpu, engine, outcome)
+    verdict = Verdict(outcome.fits, outcome.reason, outcome.binding, found, said)
+    pace = _speed(model, gpu, engine, outcome, calibration)
+    all_warnings = (
+        *_model_warnings(model, settings, kv),
+        *_gpu_warnings(gpu),
+        *warnings,
+        *(pace.notes if pace else ()),
+    )
     inputs, allocation = _inputs(model, gpu, settings, outcome), engine.allocation(model, settings)
-    return Plan(SCHEMA, inputs, figures, kv, memory, capacity, allocation, verdict, all_warnings)
+    if calibration is not None:
+        inputs["calibration"] = calibration.source
+    decode, prefill = (pace.decode, pace.prefill) if pace else (None, None)
+    return Plan(SCHEMA, inputs, figures, kv, memory, capacity, allocation, decode, prefill, verdict, all_warnings)
+
+
+def _speed(
+    model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome, calibration: Calibration | None
+) -> Speed | None:
+    """Decode and prefill; None without a GPU."""
+    if gpu is None:
+        return None
+    from kvplan.planning.speed.figures import speed
+
+    return speed(model, gpu, engine, outcome, calibration)
 
 
 def _parameters(model: ModelSpec) -> int:
@@ -78,7 +119,7 @@ def _parameters(model: ModelSpec) -> int:
     return main_parameters(model) or model.parameters
 
 
-def _unsharded_weights(model: ModelSpec, engine: Engine, settings: Settings) -> int:
+def unsharded_weights(model: ModelSpec, engine: Engine, settings: Settings) -> int:
     """Bytes of the whole model's weights on one imaginary device."""
     alone = replace(
         settings, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1,

@@ -22,6 +22,8 @@ def explain_report(plain: Plain) -> Document:
         parts.append(_states(plain))
     parts.append(_totals(plain))
     parts.append(_comparisons(plain))
+    if plain["no_cache"]:
+        parts.append(_no_cache(plain["no_cache"]))
     sources = [t["source"] for t in (*plain["streams"], *plain["states"])]
     lines = [*dict.fromkeys(s for s in sources if s)]
     if plain["source"]:
@@ -86,6 +88,31 @@ def _totals(plain: Plain) -> KeyValues:
     if plain["exceeds_weights_at_tokens"]:
         rows.append(("cache outweighs them", f"from {plain['exceeds_weights_at_tokens']:,} tokens", "in the cache"))
     return KeyValues(rows, title="Together")
+
+
+def _no_cache(saved: Plain) -> Grid:
+    """The generation with the cache and without, side by side."""
+    cached, anew = saved["with_cache"], saved["without"]
+    rows = [
+        (name, f"{cached[key]:.3g}", f"{anew[key]:.3g}", f"{anew[key] / cached[key]:,.3g} x" if cached[key] else "-")
+        for name, key in (
+            ("FLOPs of matrices", "matrix_flops"), ("FLOPs of attention", "attention_flops"),
+            ("bytes read or written", "bytes_read"),
+        )
+    ]  # fmt: skip
+    rows.append((saved["growth_with"], "with n tokens of width d", saved["growth_without"].partition(": ")[2], ""))
+    columns = [
+        Column(f"{saved['output_tokens']:,} steps after a prompt of {saved['prompt_tokens']:,}"),
+        Column("with the cache", right=True),
+        Column("without", right=True),
+        Column("ratio", right=True),
+    ]
+    note = (
+        f"batch 1; the prompt itself takes {saved['prefill_flops']:.3g} FLOPs either way, and with it the cache "
+        f"saves {saved['flops_ratio']:,.3g} x the work for {human_bytes(saved['cache_bytes'])} at the end; "
+        f"the last step alone {saved['last_step_flops_ratio']:,.4g} x"
+    )
+    return Grid(columns, rows, title="Without a cache", note=note)
 
 
 def _comparisons(plain: Plain) -> Grid:

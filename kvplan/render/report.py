@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan.render.grid import Bar, Column, Document, Grid, KeyValues, Notes, Part, Segment, Title
+from kvplan.render.speed import speed_part
 from kvplan.units import gib, human_bytes, human_count
 
 Plain = dict[str, Any]
@@ -22,8 +23,12 @@ def plan_report(plan: Plain) -> Document:
         parts += _memory(plan)
     if plan["capacity"] and plan["capacity"]["max_concurrency"] is not None:
         parts += _capacity(plan)
+    if plan["decode"] or plan["prefill"]:
+        parts.append(speed_part(plan))
     if plan["verdict"]["hints"]:
         parts.append(_hints(plan))
+    if plan["verdict"]["notes"]:
+        parts.append(Notes(plan["verdict"]["notes"], title="To know"))
     assumed = _assumptions(plan)
     if assumed:
         parts.append(assumed)
@@ -163,8 +168,8 @@ def _memory(plan: Plain) -> list[Part]:
         (t["name"], gib(t["bytes"])[:-4], gib(t["low_bytes"])[:-4], gib(t["high_bytes"])[:-4], t["basis"], t["source"])
         for t in row["terms"]
     ]
-    if plan["inputs"]["kv_cache_memory_bytes"] is None:
-        terms.append(_cache_row(row))
+    given = plan["inputs"]["kv_cache_memory_bytes"] is not None
+    terms.append(_given_row(row, plan["inputs"]) if given else _cache_row(row))
     note = f"budget {gib(row['budget_bytes'])} of {gib(row['total_bytes'])} per GPU"
     if row["replicated_bytes"]:
         note += f"; {human_bytes(row['replicated_bytes'])} of the weights is held whole on every rank"
@@ -180,6 +185,13 @@ def _cache_row(row: Plain) -> tuple[str, str, str, str, str, str]:
     high = row["budget_bytes"] - sum(t["low_bytes"] for t in row["terms"])
     cells = [gib(max(0, size))[:-4] for size in (row["kv_bytes"], low, high)]
     return ("KV cache", cells[0], cells[1], cells[2], "modelled", "what the budget leaves")
+
+
+def _given_row(row: Plain, inputs: Plain) -> tuple[str, str, str, str, str, str]:
+    """A cache whose bytes were given: by a flag, or as a log measured them."""
+    size, source = gib(row["kv_bytes"])[:-4], inputs["defaults"].get("kv_cache_memory_bytes", "--kv-cache-memory-bytes")
+    basis, _, where = source.partition(": ") if source.startswith("measured: ") else ("exact", "", source)
+    return ("KV cache", size, size, size, basis, where)
 
 
 def _stages(plan: Plain) -> Grid:

@@ -183,11 +183,11 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: in
     heads = [clean(column.title) for column in columns]
     cells = [max((row[i].cell_len for row in rows), default=0) for i in range(len(columns))]
     room = width - GAP * (len(columns) - 1)
-    widths = [max(cell, _text(head).cell_len) for cell, head in zip(cells, heads, strict=True)]
+    widths = [max(cell, _text(head).cell_len, 1) for cell, head in zip(cells, heads, strict=True)]  # rich: at least 1
     if sum(widths) <= room:
         return widths
     words = [max(_text(word).cell_len for word in head.split(" ")) for head in heads]
-    widths = [max(cell, word) for cell, word in zip(cells, words, strict=True)]
+    widths = [max(cell, word, 1) for cell, word in zip(cells, words, strict=True)]
     least = [min(size, NARROWEST) if column.wrap else size for size, column in zip(widths, columns, strict=True)]
     return widths if sum(least) <= room else []
 

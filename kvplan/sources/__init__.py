@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvplan.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
+    from kvplan.sources.commands import Command
     from kvplan.sources.reading import Reading
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
@@ -59,6 +60,21 @@ def read_model(text: str, *, assume: str | None = None, hub: bool = False) -> Re
         raise
 
 
+def find_command(text: str) -> Command | None:
+    """The engine command line that `text` is, or that the file it names holds (``FILE#NAME``); None for a model.
+
+    Raises:
+        InputError: no engine is started there, or several, or a value that nobody sets.
+    """
+    ends = (".sh", ".bash", ".zsh", ".service", ".container", ".envrc", ".yaml", ".yml")
+    plain = not any(c.isspace() for c in text) and "#" not in text and "file" not in text.lower()
+    if plain and not text.lower().endswith(ends) and not ("/" in text and os.path.isfile(text)):
+        return None
+    from kvplan.sources.commands import is_command, read_command
+
+    return read_command(text) if is_command(text) else None
+
+
 def find_gpu(text: str) -> GpuSpec:
     """The GPU behind a catalog id, an alias, a driver's name or the path of a YAML file.
 
@@ -86,7 +102,9 @@ def override_gpu(gpu: GpuSpec | None, memory_bytes: int | None, bandwidth: int |
         from kvplan.spec.gpu import GpuSpec
 
         if memory_bytes is None:
-            raise InputError("no GPU to give it to", where="--gpu-bandwidth", hint="add --gpu NAME or --gpu-memory SIZE")
+            raise InputError(
+                "no GPU to give it to", where="--gpu-bandwidth", hint="add --gpu NAME or --gpu-memory SIZE"
+            )
         return GpuSpec(
             id="custom", name="custom GPU", vendor="custom", architecture="unknown", datasheet_gb=memory_bytes / 10**9,
             bandwidth_bytes_per_second=bandwidth, torch_total_bytes=memory_bytes, torch_total_source="--gpu-memory",

@@ -18,13 +18,15 @@ from kvplan.sources.reading import Reading
 
 if TYPE_CHECKING:
     from kvplan.sources.checkpoint.local import Files
-    from kvplan.spec.model import ModelSpec
 
 CONFIG_NAME = "config.json"
 _NO_NAME = re.compile(r"([0-9a-f]{12,64}|checkpoint-?\d*|model|models|snapshots|latest|final|output|main|hf|\.*)\Z")
 """Names of folders that say nothing about the model in them."""
 _CACHED = re.compile(r"models--(.+)--(.+)")
 """A folder of the hub's cache: organisation and model."""
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
+_QUANTIZATION_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files beside a configuration that says nothing -> the method whose tools write them."""
 _NOT_IN_AN_ID = re.compile(r"[^a-z0-9._-]+")
 
 
@@ -57,29 +59,48 @@ def read_folder(path: str, *, assume: str | None = None) -> Reading:
     return read_files(Folder(path), name=None, path=config, assume=assume)
 
 
-def read_files(
-    files: Files, *, name: str | None, path: str = CONFIG_NAME, assume: str | None = None, origin: str = ""
-) -> Reading:
+def read_files(files: Files, *, name: str | None, path: str = CONFIG_NAME, assume: str | None = None) -> Reading:
     """The model behind the files of one checkpoint, wherever they lie.
 
     Args:
         name: what to call the model; None: by the folder of `path`.
         path: of the configuration.
-        origin: where the files lie, for the spec's source.
     """
     from kvplan.sources.checkpoint.measure import measured
 
-    where = files.label(CONFIG_NAME)
     raw = files.read(CONFIG_NAME, strict_json.MAX_BYTES)
+    where = files.label(CONFIG_NAME)
     if raw is None:
         raise SpecError(f"no {CONFIG_NAME}", where=where, hint="name a repository that holds one")
     text = strict_json.decode(raw, where)
     data = strict_json.parse(text, where)
+    if isinstance(data, dict):
+        data = _with_quantization(data, files)
     found = _read(data, text, where, name=name or name_of(path, data), assume=assume)
     model = measured(found.model, files, dtype_said=_says_dtype(data))
     if model.checkpoint and model.checkpoint.stored:
         model = replace(model, source=f"{model.source} and the headers of its safetensors files")
     return found._replace(model=model)
+
+
+def _with_quantization(data: dict[str, Any], files: Files) -> dict[str, Any]:
+    """`data` with the quantisation that some tools write into a file of its own.
+
+    Source: vLLM 0.33.0 ``get_config_filenames`` in ``vllm/model_executor/layers/quantization/*.py``.
+    """
+    inner = text_part(Config(data)).data
+    if any(level.get(key) for level in (data, inner) for key in _QUANTIZATION_KEYS):
+        return data
+    for name, method in _QUANTIZATION_FILES.items():
+        raw = files.read(name, strict_json.MAX_BYTES)
+        if raw is None:
+            continue
+        where = files.label(name)
+        apart = strict_json.parse(strict_json.decode(raw, where), where)
+        if not isinstance(apart, dict):
+            raise SpecError("does not hold a JSON object", where=where, hint="it should say how weights are quantised")
+        return {**data, "quantization_config": {"quant_method": method, **apart}}
+    return data
 
 
 def name_of(path: str, data: Any) -> str | None:
@@ -126,11 +147,11 @@ def _explained(error: SpecError, data: Any, where: str) -> SpecError:
     """A better answer for JSON that is a file of another kind."""
     if not isinstance(data, dict):
         return error
-    if "weight_map" in data:
-        return SpecError("is the index of a checkpoint", where=where, hint="name the folder that holds it")
     if "base_model_name_or_path" in data or "peft_type" in data:
         return SpecError(
-            "is the configuration of an adapter, not of a model", where=where, hint="plan its base model, add --max-loras"
+            "is the configuration of an adapter, not of a model",
+            where=where,
+            hint="plan its base model, add --max-loras",
         )
     if "_class_name" in data or "_diffusers_version" in data:
         return SpecError("is the configuration of a diffusion model", where=where, hint="kvplan sizes language models")

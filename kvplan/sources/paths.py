@@ -33,6 +33,8 @@ def read_path(path: str, *, assume: str | None = None) -> Reading:
             "holds tensors and no configuration" if there else "no such file", where=printable(path),
             hint="name its folder, where the config.json is" if there else "check the path",
         )  # fmt: skip
+    if name.endswith(".safetensors.index.json"):
+        raise SpecError("is the index of a checkpoint", where=printable(path), hint="name the folder that holds it")
     if name.endswith(".json") and not _is_spec(path):
         return read_config_file(path, assume=assume)
     if name.endswith((".yaml", ".yml", ".json")):

@@ -11,7 +11,8 @@ from kvplan.sources.yaml_reader import Path
 from kvplan.spec.formats import get_format
 from kvplan.spec.gpu import GpuSpec
 from kvplan.spec.kind import ROLES
-from kvplan.spec.model import ModelSpec
+from kvplan.spec.model import Checkpoint, ModelSpec
+from kvplan.spec.stored import STORED_ROLES
 
 TOLERANCE = 0.01
 """How far a computed parameter count may lie from the published one without a note."""
@@ -83,11 +84,21 @@ def _formats(model: ModelSpec, data: Any) -> Iterator[Remark]:
         for i, role in enumerate(model.checkpoint.roles):
             at: Path = ("checkpoint", "roles", i) if "roles" in data["checkpoint"] else ("checkpoint",)
             yield from _role(role, at)
+        yield from _stored(model.checkpoint)
     for name, path, use in stored:
         try:
             get_format(name, use=use)
         except UnknownNameError as error:
             yield Remark("error", error.message, path, error.hint)
+
+
+def _stored(checkpoint: Checkpoint) -> Iterator[Remark]:
+    """What was read from the headers of a checkpoint."""
+    for key, roles in (("stored", checkpoint.stored), ("stored_parameters", checkpoint.stored_parameters)):
+        for role in roles:
+            if role not in STORED_ROLES:
+                hint = f"one of {', '.join(STORED_ROLES)}"
+                yield Remark("error", f"unknown role {role!r}", ("checkpoint", key, role), hint)
 
 
 def _role(role: str, path: Path) -> Iterator[Remark]:

@@ -70,9 +70,7 @@ def read_file(path: str, *, limit: int, what: str = "config.json") -> bytes:
         raise SpecError(f"cannot be read: {reason}", where=name, hint="check the path and its permissions") from None
     if len(data) > limit:
         size = f"{status.st_size:,}" if status.st_size > limit else f"over {limit:,}"
-        raise SpecError(
-            f"is {size} bytes; a {what} has at most {limit:,}", where=name, hint="is it the right file?"
-        )
+        raise SpecError(f"is {size} bytes; a {what} has at most {limit:,}", where=name, hint="is it the right file?")
     return bytes(data)
 
 
@@ -153,8 +151,7 @@ def _bound(text: str, name: str) -> None:
     """Refuse before anything is built: depth, number of values, keys that stand twice."""
     open_: list[dict[str, int] | None] = []  # the keys of every open object, None for a list
     last: tuple[str, int] | None = None
-    values = 0
-    for token in _TOKEN.finditer(text):
+    for values, token in enumerate(_TOKEN.finditer(text)):
         word = token.group()
         if word == ":" and last is not None and open_ and (keys := open_[-1]) is not None:
             key, at = last
@@ -175,7 +172,6 @@ def _bound(text: str, name: str) -> None:
         elif word in ("}", "]") and open_:
             open_.pop()
         last = (word, token.start()) if word[0] == '"' else None
-        values += 1
         if values > MAX_VALUES:
             raise SpecError(f"holds more than {MAX_VALUES // 4:,} values", where=name, hint="is it the right file?")
 
@@ -218,7 +214,8 @@ def _check_numbers(value: Any, key: str, text: str, name: str) -> None:
             _check_numbers(entry, key, text, name)
     elif isinstance(value, float | int) and not isinstance(value, bool):
         infinite = value in (float("inf"), float("-inf"))
-        if infinite and key not in _UNBOUNDED or not infinite and abs(value) >= MAX_INT and isinstance(value, int):
+        huge = isinstance(value, int) and abs(value) >= MAX_INT
+        if huge or (infinite and key not in _UNBOUNDED):
             line = _line(text, re.search(re.escape(json.dumps(key)) + r"\s*:", text))
             what = f"{printable(key, 60) or 'a number'} is {'infinite' if infinite else 'absurdly large'}"
             raise SpecError(what, where=f"{name}:{line}", hint="check the digits")

@@ -61,6 +61,8 @@ class MoeFfn(LayerPart):
         positive(
             experts=self.experts, experts_per_token=self.experts_per_token, intermediate_size=self.intermediate_size
         )
+        if self.shared_intermediate_size < 0:
+            raise ValueError(f"shared_intermediate_size must not be negative, not {self.shared_intermediate_size}")
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token ({self.experts_per_token}) exceeds experts ({self.experts})")
 

@@ -12,7 +12,9 @@ The kinds themselves live in `kvplan.cache`, one small class each.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+
+from kvplan.spec.arrays import smaller
 
 Tokens = TypeVar("Tokens", int, Any)
 """A token count: an int, or a NumPy integer array when a whole grid is computed at once."""
@@ -47,11 +49,9 @@ class Stream(NamedTuple):
         if self.fixed_entries is not None:
             return self.fixed_entries if isinstance(tokens, int) else tokens * 0 + self.fixed_entries
         held = tokens if self.ratio == 1 else tokens // self.ratio
-        if self.window is None:
-            return held
-        return min(held, self.window) if isinstance(held, int) else held.clip(max=self.window)
+        return held if self.window is None else smaller(held, self.window)
 
-    def grows_at(self, tokens: int) -> bool:
+    def grows_at(self, tokens: Any) -> Any:
         """Whether one more token can still add an entry once `tokens` are cached."""
         if self.fixed_entries is not None:
             return False
@@ -78,9 +78,7 @@ class Read(NamedTuple):
         if stream.chunked and stream.window is not None:
             return (tokens - 1) % stream.window + 1
         held = stream.entries(tokens)
-        if self.limit is None:
-            return held
-        return min(held, self.limit) if isinstance(held, int) else held.clip(max=self.limit)
+        return held if self.limit is None else cast("Tokens", smaller(held, self.limit))
 
     def total(self, tokens: Tokens) -> Any:
         """Entries read over a whole causal prefill of `tokens`: the sum of `entries` at 1, 2, ..., `tokens`."""
@@ -94,7 +92,7 @@ class Read(NamedTuple):
         if most is None:
             return _staircase(tokens, stream.ratio)
         growing = most * stream.ratio
-        short = min(tokens, growing) if isinstance(tokens, int) else tokens.clip(max=growing)
+        short = smaller(tokens, growing)
         return _staircase(short, stream.ratio) + (tokens - short) * most
 
 

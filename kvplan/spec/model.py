@@ -55,6 +55,10 @@ class Tower:
     name: str
     parameters: int
 
+    def __post_init__(self) -> None:
+        if self.parameters < 0:
+            raise ValueError(f"parameters must not be negative, not {self.parameters}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
@@ -73,6 +77,11 @@ class Checkpoint:
     Besides roles: ``copies`` and ``buffers``, which nobody loads, and ``other``."""
     stored_parameters: dict[str, int] = field(default_factory=dict)
     """Parameters in the files by the same roles, packed ones counted one by one, scales not at all."""
+
+    def __post_init__(self) -> None:
+        sizes = (*self.stored_parameters.values(), *(size for by in self.stored.values() for size in by.values()))
+        if any(size < 0 for size in sizes):
+            raise ValueError("stored and stored_parameters must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)

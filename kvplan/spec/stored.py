@@ -32,7 +32,7 @@ def loaded_bytes(model: ModelSpec) -> dict[str, int]:
     checkpoint = model.checkpoint
     if checkpoint is None or not checkpoint.stored:
         return {}
-    narrowed = {wide: _MODEL_DTYPES[model.dtype] for wide in narrowed_dtypes(model)}
+    narrowed = dict.fromkeys(narrowed_dtypes(model), _MODEL_DTYPES.get(model.dtype, 4))
     found: dict[str, int] = {}
     for role, by_dtype in checkpoint.stored.items():
         if role in (COPIES, BUFFERS):

@@ -85,7 +85,7 @@ def test_gemma_3_in_three_dialects() -> None:
     ],
 )  # fmt: skip
 def test_windows(changes: dict[str, Any], expected: list[str]) -> None:
-    assert kinds(read_config({**LLAMA, "model_type": "qwen2", **changes})) == expected
+    assert kinds(read_config({**LLAMA, "model_type": "mistral", **changes})) == expected
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gpt_oss"])

@@ -38,6 +38,12 @@ class ExLlamaV3(VersionedEngine):
     version = "1.6.5"
     versions = ("1.6.5",)
     summary = "a fixed pool of pages of 256 tokens; K and V of 2 to 8 bits; rings and states per slot"
+    policies = (
+        ("budget", "none: a pool of --cache-tokens for all jobs together, laid out at load"),
+        ("cache", "pages of 256 tokens"),
+        ("windows", "a ring per slot in fp16, for listed architectures; else paged at full length"),
+        ("states", "per slot, 16 of them"),
+    )
     smaller_kv_formats = ("exl3_8", "exl3_6", "exl3_4")
     fills_budget = False
     splits_tensors = False

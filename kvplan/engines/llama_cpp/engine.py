@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.engines.base import Allocation, CachePool, Engine, Pool, Settings, Stage, Term
@@ -43,6 +43,13 @@ class LlamaCpp(Engine):
     name = "llama.cpp"
     version = "0.5.0"
     summary = "caches laid out whole at start, in cells of 256; a context shared by slots"
+    policies: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("budget", "none: the settings' caches are laid out, or the start fails; --fit shrinks a context not given"),
+        ("cache", "cells rounded up to 256; -c is a total that slots share out, or one pool for all (-kvu)"),
+        ("windows", "a cache of window + ubatch cells, for listed architectures; else held at full length"),
+        ("states", "per slot, float32 whatever the cache type"),
+        ("layout", "whole layers on each GPU"),
+    )
     smaller_kv_formats = ("q8_0", "q4_0")
     fills_budget = False
     splits_tensors = False
@@ -59,6 +66,8 @@ class LlamaCpp(Engine):
         Raises:
             InputError: not a version.
         """
+        self.build = version or ""
+        """As asked for: kernels get faster from build to build, and `kvplan.planning.speed` knows when."""
         if version and version != self.version:
             if not re.fullmatch(r"b?[0-9][0-9.\-]{0,20}", version):
                 raise InputError(

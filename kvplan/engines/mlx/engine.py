@@ -46,6 +46,12 @@ class Mlx(SequenceEngine):
     version = "0.32.2"
     versions = ("0.32.2",)
     summary = "caches that grow by 256 slots; rotating for windows; prompts in chunks of 2,048"
+    policies = (
+        ("budget", "the working set that Metal recommends: a warning, no limit"),
+        ("cache", "grows by 256 slots for the whole batch, padded to its longest prompt"),
+        ("windows", "rotating: the window, and a chunk more while a prompt is read"),
+        ("states", "float32 matrices, convolutions in the model's dtype"),
+    )
     step = growth.STEP
     settings = frozenset(
         {"kv_bits", "kv_group_size", "quantized_kv_start", "max_kv_size", "prefill_step_size", "iogpu_wired_limit_mb"}

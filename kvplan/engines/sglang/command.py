@@ -5,7 +5,7 @@ Source: SGLang 0.4.9 to 0.5.23, ``srt/server_args.py`` and ``srt/arg_groups/fiel
 
 from __future__ import annotations
 
-from kvplan.engines.command_line import Grammar, Reading, pick, words
+from kvplan.engines.command_line import Grammar, Quantization, Reading, pick, words
 from kvplan.engines.flags import SGLANG, SHARED
 from kvplan.engines.vllm.flags import LAYOUT
 from kvplan.engines.vllm.flags import OPTIONS as COMMON
@@ -71,26 +71,27 @@ VALUES = words("""
     attention-context-parallel-size attn-cp-size base-gpu-id batch-notify-size bf16-gemm-backend boundary-reduction
     c128-page-size chat-template completion-template constrained-json-max-whitespace-cnt
     constrained-json-whitespace-pattern context-bucket cp-strategy cpu-offload-gb crash-dump-folder
-    cuda-graph-backend-decode cuda-graph-backend-prefill cuda-graph-config cuda-graph-max-bs-decode
-    cuda-graph-max-bs-prefill cuda-graph-max-seq-len-prefill cuda-graph-prefill-max-context cuda-graph-tc-compiler
-    custom-sigquit-handler dcp-comm-backend debug-tensor-dump-inject debug-tensor-dump-input-file
-    debug-tensor-dump-output-folder decode-attention-backend decode-log-interval decoupled-spec-bind-endpoint
-    decoupled-spec-rank decoupled-spec-role decrypted-config-file decrypted-draft-config-file deepep-config
-    deepep-dispatcher-output-dtype deepep-mode deepep-v2-mode default-chat-template-kwargs default-priority-value
-    detokenizer-worker-num device disaggregation-bootstrap-port disaggregation-decode-allocation-policy
-    disaggregation-decode-dp disaggregation-decode-extra-slots disaggregation-decode-host-receive-threshold
-    disaggregation-decode-polling-interval disaggregation-decode-retraction-backup disaggregation-decode-tp
-    disaggregation-ib-device disaggregation-mode disaggregation-prefill-pp disaggregation-transfer-backend
-    dist-init-addr dist-timeout dllm-algorithm dllm-algorithm-config dllm-block-size download-dir
-    ds-channel-config-path ds-heavy-channel-num ds-heavy-channel-type ds-heavy-token-num ds-sparse-decode-threshold
-    dsa-decode-backend dsa-paged-mqa-logits-backend dsa-prefill-backend dsa-topk-backend dsa-triton-union
-    dsv4-attn-backend dsv4-prefill-backend dtype dwdp-size dynamic-batch-tokenizer-batch-size
-    dynamic-batch-tokenizer-batch-timeout elastic-ep-backend elastic-ep-initial-size elastic-ep-join-mode
-    elastic-ep-join-rank-offset elastic-ep-scale-timeout encoder-bootstrap-port encoder-transfer-backend
-    engine-info-bootstrap-port ep-dispatch-algorithm ep-num-redundant-experts eplb-algorithm
-    eplb-min-rebalancing-utilization-threshold eplb-rebalance-layers-per-chunk eplb-rebalance-num-iterations
-    expert-balancedness-report-mode expert-distribution-recorder-buffer-size expert-distribution-recorder-mode
-    export-metrics-to-file-dir extra-metric-labels fastapi-root-path file-storage-path flashinfer-a2a-dispatch-type
+    cuda-graph-backend-decode cuda-graph-backend-prefill cuda-graph-config cuda-graph-max-bs
+    cuda-graph-max-bs-decode cuda-graph-max-bs-prefill cuda-graph-max-seq-len-prefill cuda-graph-prefill-max-context
+    cuda-graph-tc-compiler custom-sigquit-handler dcp-comm-backend debug-tensor-dump-inject
+    debug-tensor-dump-input-file debug-tensor-dump-output-folder decode-attention-backend decode-log-interval
+    decoupled-spec-bind-endpoint decoupled-spec-rank decoupled-spec-role decrypted-config-file
+    decrypted-draft-config-file deepep-config deepep-dispatcher-output-dtype deepep-mode deepep-v2-mode
+    default-chat-template-kwargs default-priority-value detokenizer-worker-num device disaggregation-bootstrap-port
+    disaggregation-decode-allocation-policy disaggregation-decode-dp disaggregation-decode-extra-slots
+    disaggregation-decode-host-receive-threshold disaggregation-decode-polling-interval
+    disaggregation-decode-retraction-backup disaggregation-decode-tp disaggregation-ib-device disaggregation-mode
+    disaggregation-prefill-pp disaggregation-transfer-backend dist-init-addr dist-timeout dllm-algorithm
+    dllm-algorithm-config dllm-block-size download-dir ds-channel-config-path ds-heavy-channel-num
+    ds-heavy-channel-type ds-heavy-token-num ds-sparse-decode-threshold dsa-decode-backend
+    dsa-paged-mqa-logits-backend dsa-prefill-backend dsa-topk-backend dsa-triton-union dsv4-attn-backend
+    dsv4-prefill-backend dtype dwdp-size dynamic-batch-tokenizer-batch-size dynamic-batch-tokenizer-batch-timeout
+    elastic-ep-backend elastic-ep-initial-size elastic-ep-join-mode elastic-ep-join-rank-offset
+    elastic-ep-scale-timeout encoder-bootstrap-port encoder-transfer-backend engine-info-bootstrap-port
+    ep-dispatch-algorithm ep-num-redundant-experts eplb-algorithm eplb-min-rebalancing-utilization-threshold
+    eplb-rebalance-layers-per-chunk eplb-rebalance-num-iterations expert-balancedness-report-mode
+    expert-distribution-recorder-buffer-size expert-distribution-recorder-mode export-metrics-to-file-dir
+    extra-metric-labels fastapi-root-path file-storage-path flashinfer-a2a-dispatch-type
     flashinfer-allreduce-fusion-backend flashinfer-mxfp4-moe-precision flexkv-config-file
     forward-pass-metrics-ipc-name forward-pass-metrics-worker-id fp4-gemm-backend fp8-gemm-backend fuseep-mode
     gated-launch-port gc-warning-threshold-secs gpu-id-step grammar-backend grpc-http-sidecar-port grpc-port
@@ -98,26 +99,28 @@ VALUES = words("""
     hicache-io-backend hicache-mem-layout hicache-ratio hicache-size hicache-storage-backend
     hicache-storage-backend-extra-config hicache-storage-prefetch-policy hicache-storage-prefetch-retry-max-attempts
     hicache-storage-prefetch-retry-poll-interval hicache-write-policy hierarchical-sparse-attention-extra-config
-    hisparse-config host http2-initial-connection-window-size http2-max-concurrent-streams image-processor-backend
-    impl init-expert-location int8-mamba-ckpt-size json-model-override-args kt-cpuinfer
+    hisparse-config host http2-initial-connection-window-size http2-max-concurrent-streams hybrid-kvcache-ratio
+    image-processor-backend impl init-expert-location int8-mamba-ckpt-size json-model-override-args kt-cpuinfer
     kt-max-deferred-experts-per-token kt-method kt-num-gpu-experts kt-threadpool-count kt-weight-path kv-canary
     kv-canary-real-data kv-canary-sweep-interval kv-events-config limit-mm-data-per-request linear-attn-backend
     linear-attn-decode-backend linear-attn-prefill-backend linear-attn-verify-backend linear-replayssm-cache-len
     lmcache-config-file load-balance-method load-format load-publish-endpoint load-snapshot-publish-interval
     load-watch-interval log-level log-level-http log-requests-format log-requests-level lora-backend
     lora-drain-wait-threshold lora-eviction-policy mamba-backend mamba-cache-philox-rounds mamba-max-states-per-path
-    mamba-radix-cache-strategy mamba-track-interval max-ep-size max-loaded-loras max-lora-chunk-size max-lora-rank
-    max-loras-per-batch max-micro-batch-size max-prefill-tokens max-queued-requests media-url-max-file-size-mb
-    min-free-slots-delay mm-attention-backend mm-feature-transport mm-global-cache-backend mm-io-worker-num
-    mm-max-concurrent-calls mm-per-request-timeout mm-preprocess-cache-size-mb mm-process-config
-    mm-processor-worker-num model-config-parser model-impl model-loader-extra-config modelexpress-config
-    modelopt-checkpoint-restore-path modelopt-checkpoint-save-path modelopt-export-path modelopt-quant
-    moe-a2a-backend moe-data-parallel-size moe-dense-tp-size moe-dp-size moe-runner-backend mooncake-ib-device
-    msprobe-dump-config multi-item-scoring-delimiter nccl-init-addr nccl-port nnodes node-rank
-    num-continuous-decode-steps num-reserved-decode-tokens offload-group-size offload-mode offload-num-in-group
-    offload-prefetch-step optimistic-prefill-attempts optimistic-prefill-retries otlp-service-name
-    otlp-traces-endpoint paged-experts-num-resident pdlb-url pdmux-config-path ple-offload-backend ple-offload-dir
-    port pp-async-batch-depth pp-max-micro-batch-size preferred-sampling-params prefill-attention-backend
+    mamba-radix-cache-strategy mamba-scheduler-strategy mamba-track-interval max-ep-size max-loaded-loras
+    max-lora-chunk-size max-lora-rank max-loras-per-batch max-micro-batch-size max-prefill-tokens
+    max-queued-requests media-url-max-file-size-mb min-free-slots-delay mm-attention-backend mm-feature-transport
+    mm-global-cache-backend mm-io-worker-num mm-max-concurrent-calls mm-per-request-timeout
+    mm-preprocess-cache-size-mb mm-process-config mm-processor-worker-num model-checksum model-config-parser
+    model-impl model-loader-extra-config modelexpress-config modelopt-checkpoint-restore-path
+    modelopt-checkpoint-save-path modelopt-export-path modelopt-quant moe-a2a-backend moe-data-parallel-size
+    moe-dense-tp-size moe-dp-size moe-runner-backend mooncake-ib-device msprobe-dump-config
+    multi-item-scoring-delimiter nccl-init-addr nccl-port nnodes node-rank nsa-decode-backend nsa-prefill-backend
+    nsa-prefill-cp-mode num-continuous-decode-steps num-reserved-decode-tokens offload-group-size offload-mode
+    offload-num-in-group offload-prefetch-step optimistic-prefill-attempts optimistic-prefill-retries
+    otlp-service-name otlp-traces-endpoint paged-experts-num-resident pdlb-url pdmux-config-path
+    piecewise-cuda-graph-compiler piecewise-cuda-graph-max-tokens ple-offload-backend ple-offload-dir port
+    pp-async-batch-depth pp-max-micro-batch-size preferred-sampling-params prefill-attention-backend prefill-cp-mode
     prefill-decode-interval prefill-decode-interval-min-bs prefill-delayer-max-delay-ms
     prefill-delayer-max-delay-passes prefill-delayer-queue-min-ratio prefill-delayer-token-usage-low-watermark
     prefill-kv-cache-dequant-dtype prefill-max-requests priority-scheduling-preemption-threshold qsa-indexer-dtype
@@ -129,23 +132,23 @@ VALUES = words("""
     served-model-name shared-experts-tp-size sidecar sm-group-num smg-http-sidecar-port soft-watchdog-timeout
     spec-trace-dir speculative-accept-threshold-acc speculative-accept-threshold-single speculative-adaptive-config
     speculative-algorithm speculative-attention-mode speculative-dflash-block-size
-    speculative-domino-candidate-pool-size speculative-draft-attention-backend speculative-draft-kv-cache-dtype
-    speculative-draft-load-format speculative-draft-model speculative-draft-model-path
-    speculative-draft-model-quantization speculative-draft-model-revision speculative-draft-sink-size
-    speculative-draft-window-size speculative-dsa-topk-backend speculative-dspark-block-size
-    speculative-dspark-confidence-sts-path speculative-dspark-sps-table-path speculative-eagle-topk
-    speculative-moe-a2a-backend speculative-moe-runner-backend speculative-ngram-branch-length
-    speculative-ngram-capacity speculative-ngram-external-corpus-max-tokens speculative-ngram-external-corpus-path
-    speculative-ngram-external-sam-budget speculative-ngram-match-type speculative-ngram-max-bfs-breadth
-    speculative-ngram-max-match-window-size speculative-ngram-max-trie-depth speculative-ngram-min-bfs-breadth
-    speculative-ngram-min-match-window-size speculative-num-draft-tokens speculative-num-steps speculative-token-map
-    ssl-ca-certs ssl-certfile ssl-keyfile ssl-keyfile-password startup-weight-load-mode stat-loggers stream-interval
-    swa-prefix-tails tbo-token-distribution-threshold tokenizer-backend tokenizer-metrics-custom-labels-header
-    tokenizer-mode tokenizer-path tokenizer-worker-num tool-call-parser tool-server torch-compile-max-bs
-    torchao-config trace-modules triton-attention-num-kv-splits triton-attention-split-tile-size
-    unified-cache-external-linker-backend unified-cache-external-linker-config uno-lora-path warmups
-    watchdog-timeout watermark-config weight-cache-mode weight-cache-socket weight-cache-timeout
-    weight-loader-prefetch-num-threads weight-version
+    speculative-dflash-draft-window-size speculative-domino-candidate-pool-size speculative-draft-attention-backend
+    speculative-draft-kv-cache-dtype speculative-draft-load-format speculative-draft-model
+    speculative-draft-model-path speculative-draft-model-quantization speculative-draft-model-revision
+    speculative-draft-sink-size speculative-draft-window-size speculative-dsa-topk-backend
+    speculative-dspark-block-size speculative-dspark-confidence-sts-path speculative-dspark-sps-table-path
+    speculative-eagle-topk speculative-moe-a2a-backend speculative-moe-runner-backend
+    speculative-ngram-branch-length speculative-ngram-capacity speculative-ngram-external-corpus-max-tokens
+    speculative-ngram-external-corpus-path speculative-ngram-external-sam-budget speculative-ngram-match-type
+    speculative-ngram-max-bfs-breadth speculative-ngram-max-match-window-size speculative-ngram-max-trie-depth
+    speculative-ngram-min-bfs-breadth speculative-ngram-min-match-window-size speculative-num-draft-tokens
+    speculative-num-steps speculative-token-map ssl-ca-certs ssl-certfile ssl-keyfile ssl-keyfile-password
+    startup-weight-load-mode stat-loggers stream-interval swa-prefix-tails tbo-token-distribution-threshold
+    tokenizer-backend tokenizer-metrics-custom-labels-header tokenizer-mode tokenizer-path tokenizer-worker-num
+    tool-call-parser tool-server torch-compile-max-bs torchao-config trace-modules triton-attention-num-kv-splits
+    triton-attention-split-tile-size unified-cache-external-linker-backend unified-cache-external-linker-config
+    uno-lora-path warmups watchdog-timeout watermark-config weight-cache-mode weight-cache-socket
+    weight-cache-timeout weight-loader-prefetch-num-threads weight-version
 """)
 """The same for flags with a value."""
 
@@ -160,13 +163,6 @@ SEVERAL = words("""
     tokenizer-metrics-allowed-custom-labels uvicorn-access-log-exclude-prefixes
 """)
 """And for those that take a list of words."""
-
-MAYBE = words("""
-    cuda-graph-max-bs hybrid-kvcache-ratio mamba-scheduler-strategy model-checksum nsa-decode-backend
-    nsa-prefill-backend nsa-prefill-cp-mode piecewise-cuda-graph-compiler piecewise-cuda-graph-max-tokens
-    prefill-cp-mode speculative-dflash-draft-window-size
-""")
-"""And for those that had a value in some releases only."""
 
 UNMODELLED = words("""
     attn-cp-size attention-context-parallel-size cpu-offload-gb cuda-graph-max-bs disable-hybrid-swa-memory enable-lora
@@ -191,7 +187,7 @@ def settle(reading: Reading) -> None:
         reading.set("enable_expert_parallel", True, f"--ep-size {experts[:6]}")
     method = reading.use("--quantization")
     if method:
-        reading.quantization = (f"--quantization {method}", QUANTIZATION.get(method, ""))
+        reading.quantization = Quantization(f"--quantization {method}", QUANTIZATION.get(method, ""))
     if reading.other.get("--dtype") in ("float", "float32"):
         reading.warnings.append("--dtype float32 doubles weights and cache, and is not modelled")
     nodes = reading.use("--nnodes")
@@ -216,7 +212,6 @@ GRAMMAR = Grammar(
     switches=SWITCHES | words("enable-dp-attention"),
     values=VALUES | words("ep-size expert-parallel-size ep"),
     several=SEVERAL,
-    maybe=MAYBE,
     unmodelled=UNMODELLED,
     not_values={("chunked_prefill_size", "-1"): "prefill in one piece, which is not modelled"},
     variables=("SGLANG_",),

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import shard_model
-from kvplan.engines.base import Allocation, CachePool, Pool, Settings, Stage, Term
+from kvplan.engines.base import Allocation, CachePool, Change, Pool, Settings, Stage, Term
 from kvplan.engines.common import attention_weights_term, checked, index_format, maybe_number, positive, whole_number
 from kvplan.engines.common import share as as_share
 from kvplan.engines.generic import balanced_split, plain_formats
 from kvplan.engines.rows import architecture_key
 from kvplan.engines.sglang import fraction
 from kvplan.engines.sglang.models import has_window_pool
-from kvplan.engines.sglang.pools import Cell, Pools, cell, held_bytes, pools_of
+from kvplan.engines.sglang.pools import PADDING_SLOT_SINCE, Cell, Pools, cell, held_bytes, pools_of
 from kvplan.engines.versions import VersionedEngine
 from kvplan.errors import UnsupportedError
 from kvplan.spec.formats import get_format
@@ -39,6 +39,13 @@ class Sglang(VersionedEngine):
     version = "0.5.23"
     versions = ("0.4.9", "0.5.2", "0.5.6", "0.5.12", "0.5.14", "0.5.17", "0.5.20", "0.5.23")
     summary = "pages of one token out of a static share; own pools for windows and states"
+    policies = (
+        ("budget", "free memory before loading x mem_fraction_static, less weights; activations and graphs outside"),
+        ("cache", "tokens in pages of one; the fewest tokens of any stage count"),
+        ("windows", "a pool of 0.8 tokens for each full one, for listed architectures; else held at full length"),
+        ("states", "slots out of a share of their own (0.9 bytes for each of the cache), three or more per request"),
+        ("start", "any pool that is not empty; a request longer than the pool is refused when it comes"),
+    )
     smaller_kv_formats = ("fp8",)
     settings = frozenset(
         {
@@ -59,6 +66,17 @@ class Sglang(VersionedEngine):
         super().__init__(version)
         self._model: ModelSpec | None = None
         """The whole model, which DP attention divides otherwise than the ranks of a stage are divided."""
+
+    def changes(self) -> list[Change]:
+        memory, pools = "srt/server_args.py", "srt/mem_cache/memory_pool.py"
+        graphs = "the share leaves room for prefill graphs, 1.5 GiB of them with latent attention"
+        cards = "cards of 20 to 35 GiB: chunks of 4,096 (before: 2,048), larger graphs"
+        return [
+            Change(fraction.FORMULA_SINCE, "the default share by a formula (before: by class of card)", memory),
+            Change(fraction.PREFILL_GRAPHS_SINCE, graphs, memory),
+            Change(PADDING_SLOT_SINCE, "one state slot more is laid out than is handed out", pools),
+            Change(fraction.LARGE_SMALL_CARDS_SINCE, cards, "srt/arg_groups/memory_hook.py"),
+        ]
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         self._model = model
@@ -126,6 +144,9 @@ class Sglang(VersionedEngine):
         return has_window_pool(architecture_key(model), self.version) and any(
             s.window for _, m in model.mixers() for s in m.streams()
         )
+
+    def sharing_layouts(self, settings: Settings, ranks: int) -> list[tuple[str, dict[str, Any]]]:
+        return [(f"--attn-dp-size {ranks}", {"extra": {**settings.extra, "attn_dp_size": ranks}})]
 
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         return balanced_split(num_layers, settings.pipeline_parallel_size)

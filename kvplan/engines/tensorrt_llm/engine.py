@@ -42,6 +42,12 @@ class TensorRtLlm(VersionedEngine):
     version = "1.3"
     versions = ("1.3",)
     summary = "blocks of 32 tokens; a share of what a trial run leaves free; equal pools per window"
+    policies = (
+        ("budget", "what a trial run of max_num_tokens leaves of the device, x free_gpu_memory_fraction"),
+        ("cache", "blocks of 32 tokens; the fewest of any rank count"),
+        ("windows", "a pool for each window, bytes in equal shares"),
+        ("start", "any pool that is not empty; max_seq_len shrinks to it with a warning"),
+    )
     smaller_kv_formats = ("fp8", "nvfp4")
     settings = frozenset(
         {
@@ -98,6 +104,9 @@ class TensorRtLlm(VersionedEngine):
                 "the pool of sparse-attention index keys is taken to hold 132 B per token and layer; not verified"
             )
         return warnings
+
+    def sharing_layouts(self, settings: Settings, ranks: int) -> list[tuple[str, dict[str, Any]]]:
+        return [(f"--attn-dp-size {ranks}", {"extra": {**settings.extra, "attn_dp_size": ranks}})]
 
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         """The first ranks get one layer more (TensorRT-LLM ``tensorrt_llm/mapping.py``)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
-from kvplan.engines.base import Settings, Stage, Term
+from kvplan.engines.base import Change, Settings, Stage, Term
 from kvplan.engines.common import context_term, forward_term, whole_number
 from kvplan.engines.rows import Rows, cache_rows
 from kvplan.engines.sequences import SequenceEngine
@@ -41,7 +41,24 @@ class Transformers(SequenceEngine):
     version = "5.24.0"
     versions = ("4.57.6", "5.24.0")
     summary = "a tensor per layer and sequence: growing by concatenation, static, or quantised with a residual"
+    policies = (
+        ("budget", "none: the cache grows with the batch until memory ends"),
+        ("cache", "a tensor per layer, concatenated anew at each step: one layer is there twice"),
+        ("windows", "window - 1 tokens, after a prefill that holds all of them"),
+        ("states", "float32, convolutions with a column more than elsewhere"),
+    )
     settings = frozenset({"cache_implementation", "max_cache_len", *QUANTIZED_ONLY})
+
+    def changes(self) -> list[Change]:
+        source = "src/transformers/cache_utils.py"
+        latent = "latent attention caches its row (before: K and V of every head, 71 times as much for DeepSeek-V3)"
+        return [
+            Change(
+                UNIFIED_SINCE, "one cache class for all layers, states in float32; windows stay unquantised", source
+            ),
+            Change(LATENT_SINCE, latent, "src/transformers/models/deepseek_v3/modeling_deepseek_v3.py"),
+            Change(FP8_SINCE, "quantised caches in fp8", source),
+        ]
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         source = "transformers 5.24.0 generation/utils.py"

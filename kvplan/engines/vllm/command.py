@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from kvplan.engines.command_line import Grammar, Reading, words
+from kvplan.engines.command_line import Grammar, Quantization, Reading, words
 from kvplan.engines.options import Option
 from kvplan.engines.vllm.flags import LAYOUT, OPTIONS
 
@@ -111,16 +111,22 @@ _DOTTED = "--speculative-config."
 
 
 def settle(reading: Reading) -> None:
-    """Drafts out of several flags, quantisation, and a dtype that doubles the weights."""
+    """Drafts out of several flags, quantisation, machines, and a dtype that doubles the weights."""
     _drafts(reading)
     method = reading.use("--quantization", "-q")
     if method and method != "None":
-        reading.quantization = (f"--quantization {method}", QUANTIZATION.get(method, ""))
+        reading.quantization = Quantization(f"--quantization {method}", QUANTIZATION.get(method, ""))
     if reading.other.get("--dtype") in ("float", "float32"):
         reading.warnings.append("--dtype float32 doubles weights and cache, and is not modelled")
     nodes = reading.use("--nnodes", "-n")
     if nodes and nodes.isdecimal():
         reading.nodes = min(max(1, int(nodes[:6])), 1 << 16)
+    replicas = reading.settings.get("data_parallel_size", 1)
+    local = reading.use("--data-parallel-size-local", "-dpl")
+    if local is None and reading.use("--data-parallel-rank", "-dpn") is not None:
+        local = "1"  # one replica a command, behind a balancer of one's own
+    if local and local.isdecimal() and 0 < int(local[:6]) < replicas:
+        reading.nodes = max(reading.nodes, -(-replicas // int(local[:6])))
 
 
 def _drafts(reading: Reading) -> None:
@@ -154,7 +160,8 @@ GRAMMAR = Grammar(
     maybe=words("enable-chunked-prefill"),
     unmodelled=UNMODELLED,
     environment={
-        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ATTENTION_BACKEND": "--attention-backend",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+        "VLLM_ATTENTION_BACKEND": "--attention-backend",
     },
     variables=("VLLM_",),
     config=("--config",),

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvplan.engines.base import Engine, Pool, Settings, Speculation, Stage, Term
+from kvplan.engines.base import ARRAY_SETTINGS, Engine, Pool, Settings, Speculation, Stage, Term
 from kvplan.engines.generic import balanced_split
 from kvplan.engines.vllm import budget, choices, layout, speculation
 from kvplan.engines.vllm.layout import Layout
 from kvplan.engines.vllm.requests import group_blocks
-from kvplan.engines.vllm.specs import WHOLE
+from kvplan.engines.vllm.specs import WHOLE, CacheLayer
 from kvplan.engines.vllm.versions import LATEST, RELEASES, Rules, nearest, parse
+from kvplan.spec.arrays import (
+    Number,
+    ceiling,
+    choose,
+    filled,
+    is_array,
+    larger,
+    least,
+    quotient,
+    ratio,
+    smaller,
+    whole,
+)
 
 if TYPE_CHECKING:
     from kvplan.cache.bytes import KvFormats
+    from kvplan.engines.base import Change
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
@@ -27,9 +42,18 @@ class Vllm(Engine):
 
     name = "vllm"
     version = LATEST
+    versions = RELEASES
     summary = "paged blocks of 16 tokens; a share of the whole device, profiled at start"
+    policies = (
+        ("budget", "total x gpu_memory_utilization, less weights, the peak of a trial run, and graphs since 0.20"),
+        ("cache", "one pool of blocks of one size for all layers, in groups; the fewest blocks of any rank count"),
+        ("windows", "a group of their own: window and tokens in flight, in blocks"),
+        ("states", "a block each, one to three per request; attention blocks grow until a page covers a state"),
+        ("start", "refused where a request of max_model_len does not hold, or max_num_seqs is over the state blocks"),
+    )
     highest_utilization = 0.95
     smaller_kv_formats = ("fp8",)
+    array_settings = ARRAY_SETTINGS
     settings = frozenset(
         {
             "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size", "num_gpu_blocks_override",
@@ -49,6 +73,11 @@ class Vllm(Engine):
             self.version = ".".join(map(str, parse(version)))  # the budget knows older releases than the paging does
         self._laid_out: tuple[ModelSpec, tuple[Any, ...], Layout] | None = None
 
+    def changes(self) -> list[Change]:
+        from kvplan.engines.vllm.changes import all_changes
+
+        return all_changes()
+
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         return choices.defaults(model, gpu, given, self.rules)
 
@@ -61,6 +90,13 @@ class Vllm(Engine):
     def own_draft_layers(self, model: ModelSpec) -> tuple[str, ...]:
         return speculation.own_draft_layers(model)
 
+    def sharing_layouts(self, settings: Settings, ranks: int) -> list[tuple[str, dict[str, Any]]]:
+        tp, dp = settings.tensor_parallel_size // ranks, settings.data_parallel_size * ranks
+        flags = f"--tensor-parallel-size {tp} --data-parallel-size {dp} --enable-expert-parallel"
+        replicas = {"tensor_parallel_size": tp, "data_parallel_size": dp, "enable_expert_parallel": True}
+        context = {"decode_context_parallel_size": ranks}
+        return [(flags, replicas), (f"--decode-context-parallel-size {ranks}", context)]
+
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         return balanced_split(num_layers, settings.pipeline_parallel_size)
 
@@ -71,8 +107,8 @@ class Vllm(Engine):
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
         return choices.kv_formats(model, settings, self.rules)
 
-    def budget_bytes(self, total_bytes: int, settings: Settings) -> int:
-        return min(total_bytes, ceil(total_bytes * settings.gpu_memory_utilization))
+    def budget_bytes(self, total_bytes: int, settings: Settings) -> Number:
+        return smaller(total_bytes, ceiling(total_bytes * settings.gpu_memory_utilization))
 
     def terms(self, stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
         return budget.terms(stage, model, settings, gpu)
@@ -83,18 +119,30 @@ class Vllm(Engine):
         Raises:
             UnsupportedError: what no memory makes legal.
         """
-        whole, key = stage.whole or stage.spec, layout.inputs_of(settings)
+        settings = _of_one_length(settings)
+        model, key = stage.whole or stage.spec, layout.inputs_of(settings)
         last = self._laid_out
-        if last is None or last[0] is not whole or last[1] != key:
-            found = layout.build(whole, settings, self.rules, self.kv_formats(whole, settings))
-            self._laid_out = last = (whole, key, found)
+        if last is None or last[0] is not model or last[1] != key:
+            found = layout.build(model, settings, self.rules, self.kv_formats(model, settings))
+            self._laid_out = last = (model, key, found)
         return last[2]
 
-    def request_bytes(self, stage: Stage, settings: Settings, tokens: int) -> int:
+    def length_key(self, stages: tuple[Stage, ...], settings: Settings) -> Hashable:
+        """The layout: it follows the length where states lie outside prefix caching and fill one long block."""
+        laid = self.layout(stages[0], settings)
+        groups = tuple((g.members, tuple(map(self._lengthless, g.layers)), g.mixed) for g in laid.groups)
+        return laid.block_size, groups, laid.limits, laid.has_states
+
+    def _lengthless(self, cache: CacheLayer) -> CacheLayer:
+        if cache.family != "mamba" or not self.rules.has("tokens_from_concurrency"):
+            return cache
+        return cache._replace(block_size=0)  # a state fills a page, however many tokens that stands for
+
+    def request_bytes(self, stage: Stage, settings: Settings, tokens: Number) -> Number:
         laid = self.layout(stage, settings)
         return laid.blocks(tokens) * laid.block_bytes(stage)
 
-    def start_bytes(self, stage: Stage, settings: Settings) -> int:
+    def start_bytes(self, stage: Stage, settings: Settings) -> Number:
         """The longest request, and the null block since 0.29.0."""
         laid = self.layout(stage, settings)
         return (laid.blocks(settings.max_model_len) + self._margin()) * laid.block_bytes(stage)
@@ -102,7 +150,7 @@ class Vllm(Engine):
     def _margin(self) -> int:
         return NULL_BLOCKS if self.rules.has("null_block_in_check") else 0
 
-    def _num_blocks(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> int:
+    def _num_blocks(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[Number, ...]) -> Number:
         """Blocks that every rank can hold: the smallest stage decides for all."""
         if settings.num_gpu_blocks_override:
             return settings.num_gpu_blocks_override
@@ -110,31 +158,32 @@ class Vllm(Engine):
         for stage, have in zip(stages, kv_bytes, strict=True):
             size = self.layout(stage, settings).block_bytes(stage)
             if size:
-                counts.append(max(0, have) // size)
-        return min(counts, default=0)
+                counts.append(larger(0, have) // size)
+        return least(counts) if counts else 0
 
-    def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
+    def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[Number, ...]) -> Pool:
         laid, blocks = self.layout(stages[0], settings), self._num_blocks(stages, settings, kv_bytes)
         length = settings.max_model_len
         per_request = laid.blocks(length)
-        concurrency = blocks / per_request if per_request else float(settings.concurrency_per_replica)
+        concurrency = ratio(blocks, per_request, settings.concurrency_per_replica * 1.0)
         usable = blocks - self._margin()
-        longest = laid.longest(usable) if usable > 0 else 0
-        refusal, allowed = self._state_limit(laid, settings, blocks)
+        longest = choose(usable > 0, laid.longest(usable), 0)
+        within, refusal, allowed = self._state_limit(laid, settings, blocks)
+        holds = per_request <= usable
         return Pool(
             block_size=laid.block_size,
             num_blocks=blocks,
             kv_tokens=_held_tokens(laid, blocks),
             engine_reported_tokens=self._printed_tokens(laid, blocks, concurrency, length),
             max_concurrency=concurrency,
-            max_single_request_tokens=length if longest is None else longest,
-            starts=per_request <= usable and not refusal,
+            max_single_request_tokens=filled(longest, length),
+            starts=holds & within,
             used_bytes=tuple(blocks * laid.block_bytes(stage) for stage in stages),
             max_num_seqs_allowed=allowed,
-            refusal=refusal if per_request <= usable else "",
+            refusal=refusal if holds is True else "",
         )
 
-    def _printed_tokens(self, laid: Layout, blocks: int, concurrency: float, length: int) -> int:
+    def _printed_tokens(self, laid: Layout, blocks: Number, concurrency: Number, length: Number) -> Number:
         """The "GPU KV cache size" line.
 
         Up to 0.20.0 the blocks dealt evenly over the groups, times the smallest block, times the ranks
@@ -142,52 +191,63 @@ class Vllm(Engine):
         ``_report_kv_cache_config`` and ``get_kv_cache_capacity``.
         """
         if self.rules.has("tokens_from_concurrency"):
-            return int(concurrency * length)
+            return whole(concurrency * length)
         smallest = min((g.first.block_size for g in laid.groups), default=0)
         return blocks // max(1, len(laid.groups)) * smallest * laid.limits.dcp
 
-    def _state_limit(self, laid: Layout, settings: Settings, blocks: int) -> tuple[str, int | None]:
-        """(why vLLM does not start, the largest max_num_seqs it takes): every sequence needs a state's block.
+    def _state_limit(self, laid: Layout, settings: Settings, blocks: Number) -> tuple[Any, str, Number]:
+        """(whether max_num_seqs is legal, why not, the largest legal one): every sequence needs a state's block.
 
         Source: vLLM 0.18.0 and later ``vllm/config/compilation.py``, ``resolve_cudagraph_mode_and_sizes``.
         """
         if not laid.has_states or settings.enforce_eager or not self.rules.has("state_blocks_cap_seqs"):
-            return "", None
+            return True, "", None
         seqs = settings.max_num_seqs
-        if seqs is None or seqs <= blocks:
-            return "", blocks
-        return (
+        within = seqs is None or seqs <= blocks
+        if within is not False:
+            return within, "", blocks
+        why = (
             f"max_num_seqs {seqs:,} is over the {blocks:,} blocks that hold states, "
             "and vLLM captures graphs for all sequences"
-        ), blocks
+        )
+        return False, why, blocks
 
-    def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
+    def requests_at(
+        self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[Number, ...], tokens: Number
+    ) -> Number:
         per_request = self.layout(stages[0], settings).blocks(tokens)
         usable = self._num_blocks(stages, settings, kv_bytes) - NULL_BLOCKS
-        return max(0, usable) // per_request if per_request else settings.concurrency_per_replica
+        return quotient(larger(0, usable), per_request, settings.concurrency_per_replica)
 
-    def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
+    def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[Number, ...]) -> Any:
         laid, running = self.layout(stages[0], settings), settings.concurrency_per_replica
         need = running * laid.blocks(settings.request_tokens)
         shared = self._shared_tokens(laid, settings)
-        for group in laid.groups if shared else ():
+        for group in laid.groups if is_array(shared) or shared else ():
             if group.first.family in WHOLE:
-                need -= (running - 1) * group_blocks(group, shared, laid.limits)
+                need = need - (running - 1) * group_blocks(group, shared, laid.limits)
         return need <= self._num_blocks(stages, settings, kv_bytes) - NULL_BLOCKS
 
-    def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> int:
+    def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> Number:
         """Whole blocks of every group, and never the prompt's last token (its logits are needed)."""
-        laid = layout.build(model, settings, self.rules, self.kv_formats(model, settings))
+        laid = layout.build(model, _of_one_length(settings), self.rules, self.kv_formats(model, settings))
         return self._shared_tokens(laid, settings)
 
-    def _shared_tokens(self, laid: Layout, settings: Settings) -> int:
-        if not settings.enable_prefix_caching or not settings.shared_prefix_tokens:
+    def _shared_tokens(self, laid: Layout, settings: Settings) -> Number:
+        shared = settings.shared_prefix_tokens
+        if not settings.enable_prefix_caching or not (is_array(shared) or shared):
             return 0
         span = laid.prefix_span()
-        return min(settings.shared_prefix_tokens, settings.prompt_tokens - 1) // span * span if span else 0
+        return smaller(shared, settings.prompt_tokens - 1) // span * span if span else 0
 
 
-def _held_tokens(laid: Layout, blocks: int) -> int | None:
+def _of_one_length(settings: Settings) -> Settings:
+    """The settings with one of the lengths in an array: lengths of one `Vllm.length_key` share a layout."""
+    lengths: Any = settings.max_model_len
+    return replace(settings, max_model_len=int(lengths.flat[0])) if is_array(lengths) else settings
+
+
+def _held_tokens(laid: Layout, blocks: Number) -> Number:
     """Tokens of one sequence that the pool holds, where one group holds every token."""
     if len(laid.groups) != 1 or laid.groups[0].first.family not in WHOLE:
         return None

@@ -52,11 +52,11 @@ class Layout(NamedTuple):
     limits: Limits
     has_states: bool
 
-    def blocks(self, tokens: int) -> int:
-        """Blocks that a request of `tokens` reserves."""
+    def blocks(self, tokens: Any) -> Any:
+        """Blocks that a request of `tokens` (int or array) reserves."""
         return request_blocks(self.groups, tokens, self.limits)
 
-    def longest(self, blocks: int) -> int | None:
+    def longest(self, blocks: Any) -> Any:
         """The most tokens of one request in so many blocks; None: any number."""
         return longest_request(self.groups, blocks, self.limits)
 

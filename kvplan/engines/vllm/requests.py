@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvplan.engines.vllm.groups import Group
 from kvplan.engines.vllm.specs import CacheLayer, up
+from kvplan.spec.arrays import Number, largest, most, smaller
 
 
 class Limits(NamedTuple):
@@ -28,8 +29,8 @@ class Limits(NamedTuple):
     """Whether states of draft tokens are reserved."""
 
 
-def layer_blocks(layer: CacheLayer, tokens: int, limits: Limits) -> int:
-    """Blocks that a request of `tokens` reserves for one layer."""
+def layer_blocks(layer: CacheLayer, tokens: Number, limits: Limits) -> Number:
+    """Blocks that a request of `tokens` (int or array) reserves for one layer."""
     size, family = layer.block_size, layer.family
     if family == "mamba":
         drafts = layer.draft_blocks if limits.draft_states else 0
@@ -42,33 +43,24 @@ def layer_blocks(layer: CacheLayer, tokens: int, limits: Limits) -> int:
         return up(limits.encoder_tokens, size)
     if family in ("sliding", "sliding_mla"):
         kept = (layer.window or 1) - 1 + limits.retained_tokens + limits.in_flight_tokens
-        return up(min(kept, tokens), size) + 1
+        return up(smaller(kept, tokens), size) + 1
     if family == "chunked":
-        return up(min((layer.window or 0) + limits.in_flight_tokens, tokens), size)
+        return up(smaller((layer.window or 0) + limits.in_flight_tokens, tokens), size)
     return up(up(tokens, limits.dcp), size)
 
 
-def group_blocks(group: Group, tokens: int, limits: Limits) -> int:
+def group_blocks(group: Group, tokens: Number, limits: Limits) -> Number:
     """Blocks of one group: the most that any of its layers needs."""
     if not group.mixed:
         return layer_blocks(group.first, tokens, limits)
-    return max(layer_blocks(layer, tokens, limits) for layer in dict.fromkeys(group.layers))
+    return largest(layer_blocks(layer, tokens, limits) for layer in dict.fromkeys(group.layers))
 
 
-def request_blocks(groups: list[Group], tokens: int, limits: Limits) -> int:
+def request_blocks(groups: list[Group], tokens: Number, limits: Limits) -> Number:
     """Blocks of all groups together; every group draws from the one pool."""
     return sum(group_blocks(group, tokens, limits) for group in groups)
 
 
-def longest_request(groups: list[Group], blocks: int, limits: Limits, *, limit: int = 2**40) -> int | None:
+def longest_request(groups: list[Group], blocks: Number, limits: Limits, *, limit: int = 2**40) -> Number:
     """The most tokens of one request that `blocks` hold; 0: none; None: any number."""
-    if request_blocks(groups, limit, limits) <= blocks:
-        return None
-    low, high = 0, limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        if request_blocks(groups, middle, limits) <= blocks:
-            low = middle
-        else:
-            high = middle
-    return low
+    return most(lambda tokens: request_blocks(groups, tokens, limits), blocks, limit=limit)

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from kvplan.errors import SpecError, printable
@@ -50,8 +51,8 @@ def read_index(data: bytes, where: str) -> Index:
     counts: Counter[str] = Counter()
     names: set[int] = set()
     for pairs in _chunks(found.group(1), where):
-        counts.update(shard for _, shard in pairs)
-        names.update(hash(name) for name, _ in pairs)
+        counts.update(map(itemgetter(1), pairs))
+        names.update(map(hash, map(itemgetter(0), pairs)))
     if not counts:
         raise SpecError("weight_map is empty", where=where, hint=_DOWNLOAD)
     if len(names) != counts.total():
@@ -71,7 +72,7 @@ def _chunks(text: bytes, where: str) -> Iterator[list[tuple[str, str]]]:
             pairs = json.loads(b"{%b}" % text[at:end], object_pairs_hook=list)
         except (ValueError, RecursionError):
             pairs = [("", None)]
-        if any(not isinstance(shard, str) for _, shard in pairs):
+        if set(map(type, map(itemgetter(1), pairs))) - {str}:
             raise SpecError("weight_map cannot be read", where=where, hint=_DOWNLOAD)
         yield pairs
         at = cut.end() if cut else len(text)

@@ -9,8 +9,12 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from kvplan.errors import SpecError, printable
+from kvplan.sources.checkpoint.index import MAX_SHARDS
 from kvplan.sources.checkpoint.safetensors import Source
 from kvplan.sources.strict_json import read_file
+
+_SET_APART = ("consolidated", "adapter_", "optimizer", "._")
+"""Beginnings of file names that are other copies of the weights, or none."""
 
 
 class Files(Protocol):
@@ -24,6 +28,9 @@ class Files(Protocol):
 
     def missing(self, names: list[str]) -> list[str]:
         """Those of `names` that are not there (or only as a pointer to a large file)."""
+
+    def unindexed(self) -> list[str]:
+        """The safetensors files that engines load where there is neither an index nor the usual single file."""
 
     def headers(self, names: list[str]) -> Iterator[tuple[str, Source]]:
         """Every one of these files, opened in turn."""
@@ -71,6 +78,14 @@ class Folder:
             return True
         with self._opened(name) as source:
             return not source.read(0, 40).startswith(b"version https://git-lfs")
+
+    def unindexed(self) -> list[str]:
+        found = [n for n in os.listdir(self.path) if n.endswith(".safetensors") and not n.startswith(_SET_APART)]
+        if len(found) > MAX_SHARDS:
+            raise SpecError(
+                f"more than {MAX_SHARDS:,} files", where=printable(self.path), hint="is it the right folder?"
+            )
+        return sorted(found)
 
     def headers(self, names: list[str]) -> Iterator[tuple[str, Source]]:
         for name in names:

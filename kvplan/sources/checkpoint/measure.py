@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvplan.errors import SpecError
-from kvplan.sources.checkpoint.index import INDEX_NAME, MAX_INDEX_BYTES, Index, read_index
+from kvplan.sources.checkpoint.index import INDEX_NAME, MAX_INDEX_BYTES, MAX_SHARDS, Index, read_index
 from kvplan.sources.checkpoint.safetensors import MAX_TENSORS, read_rows
 from kvplan.sources.checkpoint.tally import Tally
+from kvplan.spec.stored import TOLERANCE
 from kvplan.units import human_bytes
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
 
 SINGLE_FILE = "model.safetensors"
+_NUMBERED = re.compile(r"(.+)-([0-9]{2,6})-of-([0-9]{2,6})\.safetensors\Z")
 
 
 def measured(model: ModelSpec, files: Files, *, dtype_said: bool) -> ModelSpec:
@@ -31,16 +34,23 @@ def measured(model: ModelSpec, files: Files, *, dtype_said: bool) -> ModelSpec:
     index = _index(files)
     names = list(index.shards) if index else [SINGLE_FILE]
     missing = files.missing(names)
+    if missing and index is None:
+        names = _complete(files.unindexed())
+        missing = files.missing(names) if names else []
     if missing:
-        return model if index is None else _unmeasured(model, index, names, missing)
+        return _unmeasured(model, index, names, missing)
+    if not names:
+        return model
     tally = Tally(model)
-    warnings = []
+    warnings: list[str] = []
     for name, source in files.headers(names):
         rows = read_rows(source, files.label(name))
         held = len(rows)
         tally.add(rows)
         if tally.tensors > MAX_TENSORS:
-            raise SpecError(f"more than {MAX_TENSORS:,} tensors", where=files.label(name), hint="is it the right folder?")
+            raise SpecError(
+                f"more than {MAX_TENSORS:,} tensors", where=files.label(name), hint="is it the right folder?"
+            )
         if index and held != index.shards[name] and not warnings:
             warnings.append(f"{files.label(name)} holds {held:,} tensors, its index names {index.shards[name]:,}")
     if not tally.tensors:
@@ -48,8 +58,9 @@ def measured(model: ModelSpec, files: Files, *, dtype_said: bool) -> ModelSpec:
     tally.add_up()
     if not dtype_said and (dtype := tally.dtype()):
         model = replace(model, dtype=dtype)
-    if index and index.total_bytes not in (None, tally.total_bytes) and not warnings:
-        total = human_bytes(index.total_bytes or 0)
+    said = index.total_bytes if index else None
+    if said and abs(said - tally.total_bytes) > TOLERANCE * said and not warnings:
+        total = human_bytes(said)
         warnings.append(f"the index says {total} of tensors, the files hold {human_bytes(tally.total_bytes)}")
     model = replace(model, file_warnings=(*model.file_warnings, *warnings))
     return tally.applied(model)
@@ -60,9 +71,25 @@ def _index(files: Files) -> Index | None:
     return None if data is None else read_index(data, files.label(INDEX_NAME))
 
 
-def _unmeasured(model: ModelSpec, index: Index, names: list[str], missing: list[str]) -> ModelSpec:
+def _complete(names: list[str]) -> list[str]:
+    """File names and those that they say should be beside them (``..-00002-of-00009``)."""
+    found = dict.fromkeys(names)
+    for name in names:
+        if len(found) > MAX_SHARDS:
+            break
+        match = _NUMBERED.match(name)
+        if match and 0 < int(match.group(3)) <= MAX_SHARDS:
+            start, digits = match.group(1), len(match.group(2))
+            total = match.group(3)
+            found.update(
+                dict.fromkeys(f"{start}-{i:0{digits}}-of-{total}.safetensors" for i in range(1, int(total) + 1))
+            )
+    return sorted(found)
+
+
+def _unmeasured(model: ModelSpec, index: Index | None, names: list[str], missing: list[str]) -> ModelSpec:
     """The model as its configuration alone describes it, with a word on why."""
     of = f"{len(missing):,} of {len(names):,} files of the checkpoint are not there (first {missing[0]})"
-    said = f"; the index says {human_bytes(index.total_bytes)}" if index.total_bytes else ""
+    said = f"; the index says {human_bytes(index.total_bytes)}" if index and index.total_bytes else ""
     warning = f"{of}: weights computed from the configuration{said}"
     return replace(model, file_warnings=(*model.file_warnings, warning))

@@ -108,7 +108,7 @@ class Namer:
 
 _INSIDE = (
     (_SHARED, "shared_experts"), (_ROUTED, "routed_experts"), (_MIXTURE, "routed_experts"), (_ROUTER, "router"),
-    (re.compile(r"(^|\.)(altup_\w*projections|per_layer_(model_projection|input_gate|projection)|laurel)"), "attention"),
+    (re.compile(r"(^|\.)(altup_\w*projections|per_layer_(model_|input_)?(projection|gate)|laurel)"), "attention"),
     (re.compile(r"(^|\.)(embed_tokens\w*|engram\w*)(\.|$)"), "embedding"),
     (_MIXER_FFN, "dense_ffn"), (_ATTENTION, "attention"), (_DENSE, "dense_ffn"),
 )  # fmt: skip

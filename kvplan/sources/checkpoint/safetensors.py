@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from operator import sub
 from typing import Any, NamedTuple, Protocol
 
@@ -94,7 +95,7 @@ def read_rows(source: Source, where: str) -> list[Row]:
     begins, ends = list(map(int, columns[3])), list(map(int, columns[4]))
     if len(set(names)) != len(names):
         ordered = sorted(names)
-        twice = next(a for a, b in zip(ordered, ordered[1:], strict=False) if a == b)
+        twice = next(a for a, b in pairwise(ordered) if a == b)
         raise _wrong(f"names tensor {printable(text(twice), 80)!r} twice", where)
     rows = list(zip(names, dtypes, shapes, strict=True))
     if list(map(stored_bytes, dtypes, shapes)) != list(map(sub, ends, begins)):
@@ -152,10 +153,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _checked(name: str, found: Any, where: str) -> tuple[bytes, bytes, bytes, bytes, bytes]:
     """An entry in the usual order from its JSON object."""
-    good = isinstance(found, dict) and set(found) == {"dtype", "shape", "data_offsets"}
-    dtype, shape, offsets = (found["dtype"], found["shape"], found["data_offsets"]) if good else (None, None, None)
-    lists = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
-    if not lists or not isinstance(dtype, str) or not all(_is_size(n) for n in (*shape, *offsets)):
+    whole = isinstance(found, dict) and found.keys() == {"dtype", "shape", "data_offsets"}
+    dtype, shape, offsets = (found["dtype"], found["shape"], found["data_offsets"]) if whole else (None, [], [])
+    if not (isinstance(dtype, str) and isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2):
+        dtype = None
+    if dtype is None or not all(map(_is_size, (*shape, *offsets))):
         raise _wrong(f"tensor {printable(name, 80)!r} has no dtype, shape and data_offsets as it should", where)
     begin, end = (str(n).encode() for n in offsets)
     raw = json.dumps(name)[1:-1].encode()

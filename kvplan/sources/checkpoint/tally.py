@@ -10,6 +10,7 @@ from kvplan.sources.checkpoint.roles import Namer
 from kvplan.sources.checkpoint.safetensors import TensorEntry, sizes, stored_bytes, text
 from kvplan.spec.formats import get_format
 from kvplan.spec.model import Checkpoint
+from kvplan.spec.stored import COPIES
 
 if TYPE_CHECKING:
     from kvplan.sources.checkpoint.safetensors import Row
@@ -46,6 +47,7 @@ class Tally:
     def add(self, rows: list[Row]) -> None:
         """Count the tensors of one file."""
         groups, layers = self._groups, self.model.num_layers
+        key: tuple[bytes, bytes | None, bool, bytes, bytes]
         for name, dtype, shape in rows:
             before, inside, rest = name.partition(b".layers.")
             layer, _, rest = rest.partition(b".")
@@ -66,6 +68,9 @@ class Tally:
             by_dtype[entry.dtype] = by_dtype.get(entry.dtype, 0) + times * entry.num_bytes
             self.parameters[role] = self.parameters.get(role, 0) + times * self._count(entry, role)
         self._groups.clear()
+        if self.model.tie_word_embeddings and "embedding" not in self.stored and COPIES in self.stored:
+            self.stored["embedding"] = self.stored.pop(COPIES)  # stored once, under the head's name
+            self.parameters["embedding"] = self.parameters.pop(COPIES)
 
     def _count(self, entry: TensorEntry, role: str) -> int:
         """Parameters of a tensor: its elements, unpacked; none for scales and the like."""

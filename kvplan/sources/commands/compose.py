@@ -30,10 +30,10 @@ def find(documents: list[Any], finder: Finder) -> tuple[list[Start], list[str]]:
 
 def _starts(service: dict[str, Any], finder: Finder) -> list[Start]:
     environment = _environment(service.get("environment"))
-    entry = _words(service.get("entrypoint"), finder.name)
+    entry = _words(service["entrypoint"], finder.name) if service.get("entrypoint") is not None else None
     words = _words(service.get("command"), finder.name)
     image = service.get("image") if isinstance(service.get("image"), str) else ""
-    found = finder.image(interpolate(str(image)), entry or None, words, environment)
+    found = finder.image(interpolate(str(image)), entry, words, environment)
     return [start._replace(gpus=start.gpus or _gpus(service)) for start in found]
 
 

@@ -26,6 +26,8 @@ class _Stage(NamedTuple):
     builds: str
     """What RUN lines do."""
     line: int
+    own: bool = False
+    """Whether the words are this stage's and not the ones it inherits."""
 
 
 def is_dockerfile(text: str) -> bool:
@@ -34,30 +36,32 @@ def is_dockerfile(text: str) -> bool:
 
 
 def find(text: str, finder: Finder, picked: str = "") -> tuple[list[Start], list[str]]:
-    """(what the last stage starts, or the one that was picked; names of all stages)."""
+    """(what the last stage starts, or every stage where one is picked; names of the stages that start something)."""
     stages = _stages(text, finder.name)
-    names = [stage.name for stage in stages]
-    if not stages:
-        return [], names
-    stage = next((s for s in stages if s.name == picked), stages[-1]) if picked else stages[-1]
-    entry = list(stage.entry) if stage.entry is not None else None
-    words = list(stage.words)
-    if stage.entry is not None and stage.entry[:1] == (_SHELL,):
-        words = []  # a shell form takes no arguments
-    unshelled = ["sh", "-c", *entry[1:]] if entry and entry[0] == _SHELL else entry
-    found = finder.image(stage.image, unshelled, _unshelled(words), stage.environment, line=stage.line)
+    found = [(stage, _starts(stage, finder)) for stage in stages]
+    if not picked:
+        found = found[-1:] if found and found[-1][1] else []
+    return [s for _, starts in found for s in starts], [stage.name for stage in stages if _starts(stage, finder)]
+
+
+def _starts(stage: _Stage, finder: Finder) -> list[Start]:
+    entry, words = stage.entry, stage.words
+    if entry is not None and entry[:1] == (_SHELL,):
+        words = ()  # a shell form takes no arguments
+    first = _unshelled(entry) if entry is not None else None
+    starts = finder.image(stage.image, first, _unshelled(words), stage.environment, line=stage.line)
     return [
         start._replace(name=stage.name, version=start.version or installed_version(stage.builds, start.grammar))
-        for start in found
-    ], names
+        for start in starts
+    ]
 
 
 _SHELL = "\0shell"
 """In front of the text of a shell form."""
 
 
-def _unshelled(words: list[str]) -> list[str]:
-    return ["sh", "-c", *words[1:]] if words[:1] == [_SHELL] else words
+def _unshelled(words: tuple[str, ...]) -> list[str]:
+    return ["sh", "-c", *words[1:]] if words[:1] == (_SHELL,) else list(words)
 
 
 def _stages(text: str, name: str) -> list[_Stage]:
@@ -73,7 +77,7 @@ def _stages(text: str, name: str) -> list[_Stage]:
             base = next((s for s in stages if s.name == words[0]), None)
             scope = Scope(base.environment if base else None)
             stages.append(
-                base._replace(name=label, environment=dict(base.environment), line=line) if base
+                base._replace(name=label, environment=dict(base.environment), line=line, own=False) if base
                 else _Stage(label, words[0], None, (), {}, "", line)
             )  # fmt: skip
         elif keyword == "ARG":
@@ -98,9 +102,9 @@ def _applied(stage: _Stage, keyword: str, rest: str, scope: Scope, name: str, li
             scope.assign(key, value)
         return stage._replace(environment={**stage.environment, **dict(pairs)})
     if keyword == "ENTRYPOINT":
-        return stage._replace(entry=_form(rest, name, line), words=(), line=line)
+        return stage._replace(entry=_form(rest, name, line), words=stage.words if stage.own else (), line=line)
     if keyword == "CMD":
-        return stage._replace(words=_form(rest, name, line), line=line)
+        return stage._replace(words=_form(rest, name, line), line=line, own=True)
     if keyword == "RUN":
         return stage._replace(builds=raw.bounded(stage.builds[-100_000:] + "\n" + rest[:50_000]))
     return stage
@@ -129,7 +133,8 @@ def _instructions(text: str) -> list[tuple[int, str, str]]:
     escape = "`" if re.match(r"(?:#[^\n]*\n)*#\s*escape\s*=\s*`", text) else "\\"
     at = 0
     while at < len(lines):
-        first, parts = at + 1, []
+        first = at + 1
+        parts: list[str] = []
         while at < len(lines):
             line = lines[at].rstrip("\r \t")
             at += 1

@@ -16,6 +16,8 @@ _NAMES = re.compile(r"(?:dockerfile|containerfile)(?:[.\-_].*)?\Z", re.IGNORECAS
 _YAML = (".yaml", ".yml")
 _OTHER = (*_YAML, ".json", ".gguf", ".safetensors")
 _SPEC = re.compile(r"^(?:schema\s*:\s*['\"]?kvplan\.|(?:blocks|layers|hidden_size|vocab_size)\s*:)", re.MULTILINE)
+_MANIFEST = re.compile(r"^(?:apiVersion|services)\s*:", re.MULTILINE)
+_ENGINE = re.compile(r"vllm|sglang|trtllm|tensorrt-llm|llama-server|llama\.cpp|ollama", re.IGNORECASE)
 
 
 def read_text(path: str) -> str:
@@ -42,7 +44,9 @@ def read_text(path: str) -> str:
     if len(data) > MAX_BYTES:
         size = f"{status.st_size:,}" if status.st_size > MAX_BYTES else f"over {MAX_BYTES:,}"
         raise InputError(
-            f"is {size} bytes; a file with a command has at most {MAX_BYTES:,}", where=name, hint="is it the right file?"
+            f"is {size} bytes; a file with a command has at most {MAX_BYTES:,}",
+            where=name,
+            hint="is it the right file?",
         )
     if b"\0" in data:
         raise InputError("is a binary file", where=name, hint="name a script or a manifest")
@@ -78,4 +82,6 @@ def _is_spec(path: str) -> bool:
         text = read_text(path)
     except InputError:
         return True
-    return _SPEC.search(text) is not None or not text.strip()
+    if _MANIFEST.search(text):
+        return False
+    return _SPEC.search(text) is not None or _ENGINE.search(text) is None

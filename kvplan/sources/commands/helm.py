@@ -1,8 +1,8 @@
 """Values of Helm charts: whatever mapping in them has an image of an engine, or words that start one.
 
-Charts name things as they like. What is understood: ``image`` as text or as repository and tag, ``command``, ``args`` and
-``extraArgs`` as lists, text or a mapping of flags, ``env``, ``resources.limits``, and the engine settings in camel case
-that charts keep in a mapping of their own (``vllmConfig: {maxModelLen: 4096}``).
+Charts name things as they like. What is understood: ``image`` as text or as repository and tag, ``command``, ``args``
+and ``extraArgs`` as lists, text or a mapping of flags, ``env``, ``resources.limits``, and the engine settings in camel
+case that charts keep in a mapping of their own (``vllmConfig: {maxModelLen: 4096}``).
 """
 
 from __future__ import annotations
@@ -48,9 +48,17 @@ def _walk(node: Any, path: tuple[str, ...], around: _Around, finder: Finder, fou
     if not isinstance(node, dict):
         return
     around = _updated(node, around)
-    found += [start._replace(name=".".join(path) or "values") for start in _starts(node, around, finder)]
+    here = [
+        start._replace(name=".".join(path) or "values", owner=path[-1] if path else "")
+        for start in _starts(node, around, finder)
+    ]
+    found += here
     for key, item in node.items():
-        if key not in (*_WORDS, "env", "resources") and not (key == "image" and isinstance(item, dict)):
+        if (
+            key not in (*_WORDS, "env", "resources")
+            and not (here and key in _CONFIGS)
+            and not (key == "image" and isinstance(item, dict))
+        ):
             _walk(item, (*path, key), around, finder, found, depth + 1)
 
 
@@ -94,7 +102,7 @@ def _starts(node: dict[str, Any], around: _Around, finder: Finder) -> list[Start
     for key, engine in _CONFIGS.items():
         config = node.get(key)
         if isinstance(config, dict) and (command or words or around.image or around.model):
-            flags = _flags({k: v for k, v in config.items() if k not in _WORDS})
+            flags = _flags({k: v for k, v in config.items() if k not in _WORDS}, negates=True)
             words += flags + [w for k in _WORDS for w in _words(config.get(k), environment, finder.name)]
             found = finder.image(around.image, command or None, words, environment)
             if not found:
@@ -114,14 +122,20 @@ def _words(value: Any, environment: dict[str, str], name: str) -> list[str]:
     return [expand(word, environment) for word in texts(value)]
 
 
-def _flags(settings: dict[str, Any]) -> list[str]:
-    """``{maxModelLen: 4096, enforceEager: true}`` -> ``--max-model-len 4096 --enforce-eager``."""
+def _flags(settings: dict[str, Any], *, negates: bool = False) -> list[str]:
+    """``{maxModelLen: 4096, enforceEager: true}`` -> ``--max-model-len 4096 --enforce-eager``.
+
+    Args:
+        negates: ``false`` becomes ``--no-...``; otherwise the flag is left out.
+    """
     found: list[str] = []
     for key, value in settings.items():
         flag = "--" + _CAMEL.sub("-", key).lower().replace("_", "-").lstrip("-")
         if value in ("true", "", None):
             found.append(flag)
-        elif value != "false" and isinstance(value, str):
+        elif value == "false":
+            found += [f"--no-{flag[2:]}"] if negates else []
+        elif isinstance(value, str):
             found += [flag, value]
         elif isinstance(value, list):
             found += [flag, *texts(value)]

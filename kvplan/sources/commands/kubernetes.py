@@ -11,6 +11,9 @@ from kvplan.sources.commands.documents import at, mapping, texts
 from kvplan.sources.commands.starts import Finder, Start
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.\-]*)\)")
+_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name")
+"""Labels of nodes that name their accelerator."""
+_GPU = re.compile(r"(?:^|[./])gpu(?:$|\.)")
 _PLAIN_COUNT = re.compile(r"[0-9]{1,5}\Z")
 
 
@@ -23,6 +26,8 @@ class Container(NamedTuple):
     spec: dict[str, Any]
     pod: dict[str, Any]
     replicas: str
+    nodes: int = 1
+    """Pods that share the model."""
 
 
 def is_manifest(documents: list[Any]) -> bool:
@@ -42,7 +47,7 @@ def find(documents: list[Any], finder: Finder) -> tuple[list[Start], list[str]]:
     for container in containers:
         name = f"{container.owner}/{container.name}" if container.name in shared else container.name
         names.append(name)
-        found += [start._replace(name=name) for start in _starts(container, maps, finder)]
+        found += [start._replace(name=name, owner=container.owner) for start in _starts(container, maps, finder)]
     return found, names
 
 
@@ -65,22 +70,26 @@ def _config_maps(objects: list[Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def _containers(node: Any, owner: str, top: dict[str, Any], depth: int) -> Iterator[Container]:
-    """Every entry of every ``containers`` list below `node`."""
+def _containers(node: Any, owner: str, top: dict[str, Any], depth: int, nodes: int = 1) -> Iterator[Container]:
+    """Every entry of every ``containers`` list below `node`. Of a leader and its workers, the leader counts."""
     if depth > 32:
         return
     if isinstance(node, list):
         for item in node:
-            yield from _containers(item, owner, top, depth + 1)
+            yield from _containers(item, owner, top, depth + 1, nodes)
     if not isinstance(node, dict):
         return
     for number, item in enumerate(node["containers"] if isinstance(node.get("containers"), list) else []):
         if isinstance(item, dict):
             name = item.get("name") if isinstance(item.get("name"), str) else f"container-{number}"
-            yield Container(str(name), owner, item, node, str(at(top, "spec", "replicas") or ""))
+            yield Container(str(name), owner, item, node, str(at(top, "spec", "replicas") or ""), nodes)
+    led = isinstance(node.get("leaderTemplate"), dict)
+    size = node.get("size")
+    if "workerTemplate" in node and isinstance(size, str) and _PLAIN_COUNT.match(size):
+        nodes = max(1, int(size))
     for key, item in node.items():
-        if key not in ("containers", "initContainers", "status"):
-            yield from _containers(item, owner, top, depth + 1)
+        if key not in ("containers", "initContainers", "status") and not (led and key == "workerTemplate"):
+            yield from _containers(item, owner, top, depth + 1, nodes)
 
 
 def _starts(container: Container, maps: dict[str, dict[str, str]], finder: Finder) -> list[Start]:
@@ -93,7 +102,12 @@ def _starts(container: Container, maps: dict[str, dict[str, str]], finder: Finde
     if container.replicas.isdecimal() and container.replicas not in ("0", "1"):
         notes = [*notes, f"{container.owner} runs {container.replicas} replicas; the figures are of one"]
     found = finder.image(str(image), command or None, words, environment)
-    return [start._replace(gpus=start.gpus or gpus, notes=(*start.notes, *notes)) for start in found]
+    selector = mapping(container.pod.get("nodeSelector"))
+    gpu = next((selector[label] for label in _LABELS if isinstance(selector.get(label), str)), "")
+    return [
+        start._replace(gpus=start.gpus or gpus, gpu=gpu, nodes=container.nodes, notes=(*start.notes, *notes))
+        for start in found
+    ]
 
 
 def _environment(spec: dict[str, Any], maps: dict[str, dict[str, str]]) -> dict[str, str]:
@@ -132,9 +146,9 @@ def gpu_count(resources: Any) -> tuple[tuple[int, str] | None, list[str]]:
     warnings: list[str] = []
     for part in ("limits", "requests"):
         for key, value in mapping(at(resources, part)).items():
+            count = int(value) if isinstance(value, str) and _PLAIN_COUNT.match(value) else 0
             if "/mig-" in key:
                 warnings.append(f"{key}: a slice of a GPU; describe it with --gpu-memory")
-            elif re.search(r"(?:^|[./])gpu(?:$|\.)|/gpu$", key) and isinstance(value, str) and _PLAIN_COUNT.match(value):
-                if int(value):
-                    return (int(value), f"{key}: {value}"), warnings
+            elif count and _GPU.search(key):
+                return (count, f"{key}: {count}"), warnings
     return None, warnings

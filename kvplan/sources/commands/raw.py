@@ -46,8 +46,11 @@ def plain(raw: str) -> str:
 
 def word(raw: str) -> Word:
     """The finished word."""
-    note = _NOTE.search(raw)
-    return Word(plain(raw), _text(note.group(2)) if note else "")
+    notes = list(_NOTE.finditer(raw))
+    if not notes:
+        return Word(raw)
+    end = raw[notes[-1].end() :]
+    return Word(plain(raw), _text(notes[0].group(2)), end if "/" in end else "")
 
 
 def bounded(raw: str) -> str:

@@ -133,13 +133,17 @@ class Script:
     def _assign(self, name: str, adds: bool, value: str | list[str], prefix: dict[str, str]) -> None:
         """Keep an assignment that may turn out to be for one command only; lists never are."""
         before = prefix.get(name, self.scope.values.get(name))
+        if adds and not self._is_sure:
+            shown = raw.plain(value if isinstance(value, str) else " ".join(value)).strip()
+            note = raw.unknown(shown, "is added in a branch")
+            value = [note] if isinstance(value, list) else f" {note}"
         if isinstance(value, list):
-            self.scope.assign(
-                name, [*before, *value] if adds and isinstance(before, list) else value, sure=adds or self._is_sure
-            )
+            whole = [*before, *value] if adds and isinstance(before, list) else value
+            self.scope.assign(name, whole, sure=adds or self._is_sure)
             return
         if adds:
-            value = raw.bounded(("" if before is None else before if isinstance(before, str) else before[0]) + value)
+            value = raw.bounded((before if isinstance(before, str) else "") + value)
+            self.scope.assign(name, value)
         prefix[name] = value
 
     @property

@@ -60,6 +60,7 @@ class Scanner:
         self.shell = shell
         self.at = 0
         self.line = line
+        self.depth = 0
         self.documents: list[int] = []
         """Places in `tokens` of here-documents whose text is still to come."""
         self.tokens: list[Token] = []
@@ -86,7 +87,7 @@ class Scanner:
             self.at += 1
             self.tokens.append(Token(self.line, operator="\n"))
             self.line += 1
-            if self.documents:
+            if self.documents and not self.depth:
                 self._here_documents()
         elif text.startswith("\\\n", self.at) or text.startswith("\\\r\n", self.at):
             self.at = text.index("\n", self.at) + 1
@@ -100,7 +101,7 @@ class Scanner:
                 self.tokens.append(self._word())
                 return
             self.at = operator.end()
-            if operator.group().endswith(("<<", "<<-")):
+            if operator.group().endswith(("<<", "<<-")) and not self.depth:
                 self.documents.append(len(self.tokens))
             self.tokens.append(Token(self.line, operator=operator.group()))
 
@@ -124,7 +125,8 @@ class Scanner:
         self.documents = []
 
     def _word(self) -> Token:
-        line, parts = self.line, []
+        line = self.line
+        parts: list[Part] = []
         plain = ""
         while self.at < len(self.text):
             char = self.text[self.at]
@@ -150,6 +152,9 @@ class Scanner:
         """The words between brackets, which the scanner stands before."""
         self.at += 1
         outer, self.tokens = self.tokens, []
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.error(f"lists nest deeper than {MAX_DEPTH}", line)
         try:
             while self.at < len(self.text):
                 if self.text[self.at] == ")":
@@ -158,6 +163,7 @@ class Scanner:
                 self._next()
         finally:
             self.tokens = outer
+            self.depth -= 1
         raise self.error("a list that begins with ( does not end", line)
 
     def _special(self, char: str, line: int) -> list[Part]:

@@ -33,10 +33,16 @@ class Start(NamedTuple):
     line: int = 1
     name: str = ""
     """What picks it among others: the container, the service, the line of a script."""
+    owner: str = ""
+    """What picks it too: the Deployment of a container, the last part of a long name."""
     version: str = ""
     """The engine's version, where the name of an image or an installation says it."""
     gpus: tuple[int, str] | None = None
     """(GPUs that it gets, what says so)."""
+    gpu: str = ""
+    """The accelerator, as a node's label calls it."""
+    nodes: int = 1
+    """Machines that share the model."""
     model: str = ""
     """The model, where something besides the words names it."""
     files: tuple[tuple[str, str], ...] = ()
@@ -151,7 +157,7 @@ class Finder:
 
     def _container(self, words: list[str], line: int, depth: int) -> list[Start]:
         """``docker run [options] IMAGE [words]``."""
-        while words and words[0] in ("container", "--remote") or (words and words[0].startswith("--context")):
+        while words and (words[0] in ("container", "--remote") or words[0].startswith("--context=")):
             words = words[1:]
         if not words or words[0] not in ("run", "create"):
             return []
@@ -186,9 +192,9 @@ class Finder:
         self, image: str, entry: list[str] | None, words: list[str], environment: dict[str, str],
         *, line: int = 1, depth: int = 0,
     ) -> list[Start]:  # fmt: skip
-        """What a container starts: its entry point, or its image's, with words behind it."""
+        """What a container starts: its entry point, or where that is None its image's, with words behind it."""
         found: list[Start] = []
-        if entry:
+        if entry is not None:
             found = self.command([*entry, *words], environment, line=line, depth=depth)
         else:
             found = self.command(words, environment, line=line, depth=depth)
@@ -203,11 +209,11 @@ class Finder:
         """``ollama serve`` and the ``ollama run MODEL`` that talks to it are one start."""
         ours = [start for start in found if start.grammar.engine == "ollama"]
         named = [start for start in ours if start.words]
-        if len(ours) < 2 or len(named) == len(ours):
+        if len(ours) < 2:
             return found
         environment = {name: value for start in ours for name, value in start.environment.items()}
-        models = list(dict.fromkeys(start.words for start in named))
-        merged = [next(s for s in named if s.words == words)._replace(environment=environment) for words in models]
+        models = list(dict.fromkeys(start.words[0] for start in named))
+        merged = [next(s for s in named if s.words[0] == m)._replace(environment=environment) for m in models]
         return [start for start in found if start.grammar.engine != "ollama"] + (merged or ours[:1])
 
 

@@ -59,12 +59,11 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh", "/bin/sh"})
 
 CONTAINERS = frozenset({"docker", "podman", "nerdctl"})
 
-CONTAINER_SWITCHES = frozenset(
-    """
+_SWITCHES = """
     -d --detach -i --interactive -t --tty --rm --init --privileged --read-only --no-healthcheck --oom-kill-disable -P
     --publish-all -q --quiet --sig-proxy --disable-content-trust --replace --help --no-hosts --no-hostname --tls
-    """.split()
-)
+"""
+CONTAINER_SWITCHES = frozenset(_SWITCHES.split())
 """Options of ``docker run`` without a value; all others have one."""
 
 

@@ -106,6 +106,7 @@ def _kda(cfg: Config, attention: Config) -> CacheKind:
         ("conv_kernel", "short_conv_kernel_size", "linear_conv_kernel_dim"),
     ):
         values[field] = attention.need_int(nested) if nested in attention else cfg.need_int(flat)
+        cfg.ignore((flat,))  # where both stand there, the nested one counts
     gate = attention.flag("use_full_rank_gate") or cfg.flag("use_full_rank_gate")
     mixer: CacheKind = checked(cfg, KimiDeltaAttention, {"full_rank_gate": gate}, values)
     return mixer

@@ -27,6 +27,8 @@ class Config:
         self.data = data
         self.where = where
         self.used: set[str] = set()
+        self.read: set[str] = set()
+        """Those of `used` whose values were asked for; the others were passed over on purpose."""
 
     def __contains__(self, key: str) -> bool:
         return self.data.get(key) is not None
@@ -39,6 +41,7 @@ class Config:
         self.used.update(keys)
         for key in keys:
             if self.data.get(key) is not None:
+                self.read.add(key)
                 return self.data[key]
         return None
 

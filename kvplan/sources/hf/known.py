@@ -9,6 +9,7 @@ TIED = frozenset(
         "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "cohere",
         "cohere2", "falcon", "RefinedWeb", "RefinedWebModel", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "bloom", "mpt",
         "starcoder2", "whisper", "recurrent_gemma", "lfm2", "lfm2_moe", "mamba", "zamba2", "plamo2", "rwkv",
+        "biogpt", "cohere2_moe", "ctrl", "gpt_neox_japanese", "granite_swa", "openai-gpt", "vaultgemma", "xglm",
     )
 )  # fmt: skip
 """Families whose head is the embedding unless the file says otherwise (their classes' default)."""
@@ -27,15 +28,30 @@ _DELTA_HYBRID = {
     "linear_num_key_heads": 16, "linear_num_value_heads": 32, "head_dim": 256,
 }  # fmt: skip
 
+_QWEN = {"use_sliding_window": False, "max_window_layers": 28, "sliding_window": 4096}
+
 CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "falcon": {"max_position_embeddings": 2048}, "RefinedWeb": {"max_position_embeddings": 2048},
     "RefinedWebModel": {"max_position_embeddings": 2048},
+    "afmoe": {"head_dim": 128, "sliding_window": 1024},
+    "cohere2_moe": {"head_dim": 128, "sliding_window": 4096},
+    "cwm": {"head_dim": 128, "num_key_value_heads": 8, "sliding_window": 8192},
+    "exaone_moe": {"sliding_window": 4096},
+    "flint": {"head_dim": 128, "sliding_window": 513, "mlp_only_layers": [0, 1]},
     "gemma": {"head_dim": 256},
+    "granite_swa": {"sliding_window": 128}, "granitemoe_swa": {"sliding_window": 128},
+    "iquestcoder": {"head_dim": 128}, "solar_open": {"head_dim": 128}, "sarvam_moe": {"head_dim": 64},
+    "kolibri1": {"head_dim": 128, "sliding_window": 513},
+    "laguna": {"head_dim": 128, "sliding_window": 512}, "mellum": {"head_dim": 128, "sliding_window": 1024},
+    "vaultgemma": {"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096},
     "gemma2": {"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096},
     "gemma3": _GEMMA3, "gemma3_text": _GEMMA3, "gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N,
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _DELTA_HYBRID
     ),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3"), _QWEN), "qwen3_moe": _QWEN | {"max_window_layers": 0},
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN | {"max_window_layers": 80}),
+    "dots1": {"use_sliding_window": True, "max_window_layers": 62}, "smollm3": {"use_sliding_window": False},
     "deepseek_v32": {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048},
     "glm_moe_dsa": {"index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048},
     "gpt_neo": {"attention_types": [[["global", "local"], 12]]},

@@ -232,6 +232,16 @@ def stablelm(cfg: Config) -> Layers:
     return read_plain(cfg, row)
 
 
+def qwen2_moe(cfg: Config) -> Layers:
+    """Qwen2-MoE: where windows are on, every other of the first ``max_window_layers`` layers slides."""
+    first = cfg.maybe_int("max_window_layers") or 0
+    row = Traits(
+        qkv_bias="qkv_bias=true", output_bias=False, moe={"shared_gate": True},
+        slides=lambda i: (i + 1) % 2 != 0 and i < first,
+    )  # fmt: skip
+    return read_plain(cfg, row)
+
+
 def qwen1(cfg: Config) -> Layers:
     """The first Qwen (its own code): ``intermediate_size`` counts gate and up together."""
     row = Traits(qkv_bias=True, output_bias=False, ffn_size=lambda c: c.need_int("intermediate_size") // 2)
@@ -282,7 +292,7 @@ PLAIN: dict[str, Callable[[Config], Layers]] = {
     "qwen": qwen1,
     "chatglm": chatglm,
     **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "mimo"), plain(**_QKV)),
-    "qwen2_moe": plain(qkv_bias="qkv_bias=true", output_bias=False, moe={"shared_gate": True}),
+    "qwen2_moe": qwen2_moe,
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), plain(qk_norm="head")),
     "glm": plain(output_bias=False),
     "glm4": plain(norms=4, output_bias=False),

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvplan.errors import printable
 from kvplan.sources.hf.keys import Config
+from kvplan.spec.format_table import FORMATS
 from kvplan.spec.model import Checkpoint
 
 _MATRICES = ("attention", "dense_ffn", "routed_experts", "shared_experts")
@@ -36,14 +37,16 @@ def read_checkpoint(cfg: Config, outer: Config) -> Checkpoint | None:
     Raises:
         SpecError: a method or a width that the format table does not know.
     """
-    found = cfg.child("quantization_config", "compression_config")
-    outer_found = outer.child("quantization_config", "compression_config")
+    found = cfg.child("quantization_config", "compression_config", "quantization")
+    outer_found = outer.child("quantization_config", "compression_config", "quantization")
     part = found or outer_found
     experts = cfg.get("expert_dtype") or (part.get("expert_dtype") if part else None)
     if part is None or not part.data:
         return None
     method = str(part.get("quant_method") or part.get("quant_algo") or "").lower()
     reader = _METHODS.get(method.replace("_", "-"))
+    if not method and part.get("bits") and part.get("group_size"):
+        reader = _mlx
     if reader is None:
         raise cfg.error(
             f"quantization_config: method {printable(repr(method), 40)} is not understood",
@@ -189,6 +192,18 @@ def _bitsandbytes(part: Config) -> _Found:
     if part.flag("load_in_8bit", "_load_in_8bit"):
         return "bnb_int8", _MATRICES, None
     return ("nf4_dq" if part.flag("bnb_4bit_use_double_quant") else "nf4"), _MATRICES, None
+
+
+def _mlx(part: Config) -> _Found:
+    """MLX writes bits and a group and names no method; single modules may differ, which the files' bytes tell."""
+    mode = str(part.get("mode") or "affine")
+    bits, group = part.need_int("bits"), part.need_int("group_size")
+    name = f"mlx{bits}_g{group}" if mode == "affine" else mode
+    if name not in FORMATS or (mode != "affine" and not name.startswith(("mxfp", "nvfp"))):
+        raise part.error(
+            f"quantization_config: {printable(mode, 20)} with {bits} bits and groups of {group} is not understood"
+        )
+    return name, (*_MATRICES, "embedding", "head"), None
 
 
 def _fbgemm(part: Config) -> _Found:

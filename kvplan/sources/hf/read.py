@@ -15,14 +15,16 @@ from kvplan.sources.hf.known import CLASS_DEFAULTS, TIED, WITHOUT_EFFECT
 from kvplan.sources.hf.latent import LATENT
 from kvplan.sources.hf.layout import ASSUME_HINT
 from kvplan.sources.hf.plain import PLAIN
+from kvplan.sources.hf.plain_more import PLAIN_MORE
 from kvplan.sources.hf.quantization import cfg_dtype, read_checkpoint, recurrent_dtype
 from kvplan.sources.hf.special import ARCHITECTURES, SPECIAL
 from kvplan.sources.hf.towers import image_tokens, read_towers
+from kvplan.spec.kind import Tensor
 from kvplan.spec.model import ModelSpec
 
 Reader = Callable[[Config], Layers]
 
-FAMILIES: dict[str, Reader] = {**PLAIN, **LATENT, **GEMMA, **CROSS, **SPECIAL}
+FAMILIES: dict[str, Reader] = {**PLAIN, **PLAIN_MORE, **LATENT, **GEMMA, **CROSS, **SPECIAL}
 """``model_type`` -> reader, for every family whose layers attend; hybrids are in `kvplan.sources.hf.hybrids`."""
 
 ASSUMPTIONS = ("llama-like",)
@@ -76,11 +78,27 @@ def read_config(
     except ValueError as exc:
         raise SpecError(str(exc), where=where, hint="the configuration contradicts itself") from None
     spec = _assemble(cfg, outer, found, kind or "llama-like", architecture, name)
+    _check_sizes(spec, where)
     if used is not None:
-        used.update({key: value for key, value in cfg.data.items() if key in cfg.used and value is not None})
+        used.update({key: cfg.data[key] for key in sorted(cfg.read)})
     if assume is None:
         _refuse_unread(cfg)
     return spec
+
+
+def _check_sizes(spec: ModelSpec, where: str) -> None:
+    """Refuse a model with a tensor of less than nothing: some size in the file is negative."""
+    try:
+        inside = [t for name in {*spec.layers, *spec.draft_layers} for t in spec.block_tensors(name)]
+        outside = [Tensor(t.name, t.role, t.shape, t.count) for t in spec.draft_tensors]
+        wrong = next(
+            (t for t in (*inside, *outside, *spec.tensors_outside_layers()) if min(t.copies, *t.shape) < 0), None
+        )
+    except ValueError as exc:
+        raise SpecError(str(exc), where=where, hint="the configuration contradicts itself") from None
+    if wrong is not None:
+        sizes = " x ".join(map(str, (wrong.copies, *wrong.shape)))
+        raise SpecError(f"sizes give {wrong.name} of {sizes} elements", where=where, hint="one of them is negative")
 
 
 def text_part(outer: Config) -> Config:

@@ -6,12 +6,15 @@ within some percent. The language model's cache does not depend on any of this.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
+from kvplan.errors import printable
 from kvplan.sources.hf.keys import Config
 from kvplan.spec.model import Tower
 
 _COLOURS = 3
+_SIZE = re.compile(r"size$|layers$|depth$|dim$|width$|tiles$|embeddings$|^num_")
 
 
 def read_towers(cfg: Config, outer: Config, width: int) -> tuple[Tower, ...]:
@@ -23,7 +26,7 @@ def read_towers(cfg: Config, outer: Config, width: int) -> tuple[Tower, ...]:
         width: hidden size of the language model.
     """
     found = []
-    vision = outer.child("vision_config", "visual")
+    vision = _vision_part(outer, "vision_config", "visual")
     if vision is not None:
         kind = str(vision.get("model_type") or outer.get("model_type") or "")
         count = _rule(kind, str(outer.get("model_type") or ""))(vision, width)
@@ -42,13 +45,26 @@ def image_tokens(outer: Config) -> int | None:
 
     Source: transformers 5.24.0 ``models/mllama/modeling_mllama.py``: every tile gives its patches and a class token.
     """
-    vision = outer.child("vision_config")
+    vision = _vision_part(outer, "vision_config")
     if vision is None:
         return None
     size, patch = vision.maybe_int("image_size"), vision.maybe_int("patch_size")
     if not size or not patch:
         return None
     return ((size // patch) ** 2 + 1) * (vision.maybe_int("max_num_tiles") or 1)
+
+
+def _vision_part(outer: Config, *keys: str) -> Config | None:
+    """The encoder's part of a file.
+
+    Raises:
+        SpecError: one of its sizes is below 0 (indices, such as the layer that is read, may be).
+    """
+    part = outer.child(*keys)
+    for key, value in part.data.items() if part is not None else ():
+        if _SIZE.search(key) and isinstance(value, int | float) and value < 0:
+            raise outer.error(f"{keys[0]}.{printable(key, 60)} must not be negative, not {printable(repr(value), 40)}")
+    return part
 
 
 def _rule(kind: str, outer_kind: str) -> Callable[[Config, int], int]:

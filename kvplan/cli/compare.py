@@ -1,0 +1,62 @@
+"""``kvplan compare MODEL MODEL ...``, or one model and ``--vary``: variants side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kvplan.cli import flags, output
+from kvplan.cli.app import SETTINGS
+from kvplan.errors import InputError
+
+app = typer.Typer(**SETTINGS)
+
+
+class CompareVerb(flags.PlanVerb):
+    """Planning flags but for those that read one plan's figures from elsewhere."""
+
+    flags = tuple(option for option in flags.PLAN if option.setting != "from_log")
+
+
+@app.command(cls=CompareVerb)
+def compare(
+    ctx: typer.Context,
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="catalog ids, hub names, folders, files or command lines")
+    ],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary", metavar="NAME=VALUES",
+            help="any planning flag, or attention: kv-cache-dtype=bf16,fp8  attention=own,mha,mqa  tp=1,2; repeatable",
+        ),
+    ] = None,
+) -> int:  # fmt: skip
+    """Variants side by side: cache per 1k tokens and per request, and what a deployment holds."""
+    from kvplan.cli.sweep import lookup_of
+    from kvplan.planning.compare import compare as set_side_by_side
+    from kvplan.planning.sweep_axes import MODEL, Axis, read_axes
+
+    given = flags.read(ctx)
+    axes = read_axes(vary or (), ctx.command.flags, given)  # type: ignore[attr-defined]
+    names = list(dict.fromkeys(models))
+    if len(names) > 1:
+        if any(a.setting == MODEL for a in axes):
+            raise InputError("models are named and varied", where="--vary model", hint="name them all, without --vary")
+        axes.insert(0, Axis(MODEL, names))
+    if not axes:
+        raise InputError(
+            "one model alone", hint=f"name another, or add --vary: kvplan compare {names[0]} --vary tp=1,2"
+        )
+    result = set_side_by_side(lookup_of(names[0], given), axes)
+    plain, out = result.to_dict(), output.of(ctx)
+    title = "side by side" if len(names) > 1 else f"{names[0]}, side by side"
+    out.emit(lambda: _report(plain, title, out.unicode), plain)
+    return 0
+
+
+def _report(plain: dict[str, Any], title: str, unicode: bool) -> Any:
+    from kvplan.render.compare_table import compare_report
+
+    return compare_report(plain, title, unicode=unicode)

@@ -1,0 +1,150 @@
+"""What the planning verbs are asked about: a model, or a command line that starts one, with the flags over it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvplan.planning.plan import Plan
+    from kvplan.sources.commands import Command, Report
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+
+class Deployment(NamedTuple):
+    """Everything a plan needs, looked up."""
+
+    model: ModelSpec
+    gpu: GpuSpec | None
+    engine: str
+    settings: dict[str, Any]
+    report: Report | None = None
+    """What was taken from an engine's own command line; None: there was none."""
+    warnings: tuple[str, ...] = ()
+    origins: Mapping[str, str] | None = None
+    """setting -> where a log says so, for those that were taken from one."""
+
+    def plan(self) -> Plan:
+        """The plan, with what was taken from a command line in its inputs and warnings."""
+        from kvplan.api import plan
+
+        result = plan(self.model, gpu=self.gpu, engine=self.engine, **self.settings)
+        if self.report is not None:
+            result.inputs["command"] = self.report.to_dict()
+        result.inputs["defaults"].update(self.origins or {})
+        return result._replace(warnings=(*result.warnings, *self.warnings))
+
+
+def find_deployment(text: str, given: dict[str, Any]) -> Deployment:
+    """The deployment behind a verb's MODEL and its flags, as `kvplan.cli.flags.read` gives them.
+
+    Raises:
+        KvplanError: there is no such model or GPU, or a command line does not say what it has to.
+    """
+    from kvplan.sources import find_command, find_model
+
+    given = dict(given)
+    command = find_command(text)
+    if command is not None:
+        return _of_command(command, given)
+    engine = given.pop("engine", "vllm")
+    if engine.partition("@")[0] == "vllm" and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
+        given["allow_long_max_model_len"] = True
+    gpu = _gpu(given, None)
+    read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
+    return Deployment(find_model(text, **read), gpu, engine, given)
+
+
+def of_log(text: str | None, given: dict[str, Any]) -> Deployment:
+    """The deployment of ``--from-log FILE``: the log's settings and bytes, the flags over them.
+
+    Args:
+        text: MODEL, where it was given; None: the model that the log names.
+
+    Raises:
+        KvplanError: the log cannot be read, or does not say enough.
+    """
+    from kvplan.planning.log_base import measured_base
+    from kvplan.sources import find_model
+    from kvplan.sources.logs import read_log
+
+    given = dict(given)
+    path = given.pop("from_log")
+    log, name = read_log(path), "standard input" if path == "-" else path
+    read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
+    model = find_model(text, **read) if text is not None else None
+    gpu, engine = _gpu(given, None), given.pop("engine", None)
+    found = measured_base(log, name=name, model=model, gpu=gpu, engine=engine, given=given).found
+    assert found.model is not None  # measured_base looked
+    warnings = (*log.warnings, *found.warnings)
+    return Deployment(found.model, found.gpu, found.engine, found.settings, None, warnings, found.origins)
+
+
+def _gpu(given: dict[str, Any], otherwise: str | None) -> GpuSpec | None:
+    """The accelerator that the flags describe; `otherwise` where they name none."""
+    from kvplan.sources import find_gpu, override_gpu
+
+    name, memory, bandwidth = (given.pop(key, None) for key in ("gpu", "gpu_memory", "gpu_bandwidth"))
+    name = name or otherwise
+    return override_gpu(find_gpu(name) if name is not None else None, memory, bandwidth)
+
+
+def _of_command(command: Command, given: dict[str, Any]) -> Deployment:
+    """The deployment of an engine's own command line, with kvplan's flags over it."""
+    from kvplan.errors import KvplanError
+    from kvplan.sources import find_model
+
+    engine, accepted, warnings = _engine(command, given.pop("engine", None))
+    label, unclear = _label(command, "gpu" in given)
+    gpu = _gpu(given, label)
+    read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
+    settings, report = command.under(given, accepted)
+    try:
+        model = find_model(command.model, **read)
+    except KvplanError as error:
+        error.where = error.where or command.source
+        raise
+    weights, warning = command.weights(model)
+    if "weights" in settings:
+        warning = ""
+    elif weights:
+        settings["weights"] = report.settings["weights"] = weights
+    said = (*command.warnings, *warnings, *unclear, *report.warnings(), warning)
+    return Deployment(model, gpu, engine, settings, report, tuple(filter(None, said)))
+
+
+def _engine(command: Command, given: str | None) -> tuple[str, frozenset[str] | None, list[str]]:
+    """(the engine to plan for, the settings it takes where it is not the command's, warnings).
+
+    That is what was typed, or the command's at the version it says.
+    """
+    from kvplan.engines import get_engine
+    from kvplan.errors import InputError
+    from kvplan.planning.settings import COMMON
+
+    name = command.engine.partition("@")[0]
+    if given is not None:
+        other = get_engine(given)
+        return given, None if other.name == name else COMMON | other.settings, []
+    try:
+        get_engine(command.engine)
+    except InputError as error:
+        return name, None, [f"{command.source}: {error.message}; the rules of {get_engine(name).version} are used"]
+    return command.engine, None, []
+
+
+def _label(command: Command, given: bool) -> tuple[str | None, list[str]]:
+    """(the accelerator that the command's source names, where no flag does; warnings)."""
+    from kvplan.catalog import resolve_gpu_name
+    from kvplan.errors import KvplanError, printable
+
+    if given or not command.gpu:
+        return None, []
+    try:
+        found, what = resolve_gpu_name(command.gpu), f"no GPU is called {printable(command.gpu, 40)!r}"
+    except KvplanError as error:
+        found, what = None, error.message
+    return found, [] if found else [f"{command.source}: {what}; add --gpu NAME"]

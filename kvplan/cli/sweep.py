@@ -1,0 +1,230 @@
+"""``kvplan sweep MODEL --vary NAME=V1,V2,...``: a grid of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvplan.cli import flags, output
+from kvplan.cli.app import SETTINGS
+from kvplan.cli.output import FORMATS, Output
+from kvplan.errors import InputError, KvplanError
+
+if TYPE_CHECKING:
+    from kvplan.cli.deployment import Deployment
+    from kvplan.planning.sweep import Block, Sweep
+    from kvplan.planning.sweep_axes import Axis
+
+app = typer.Typer(**SETTINGS)
+
+SCHEMA = "kvplan.sweep/1"
+MAX_ROWS = 100
+"""Rows that are drawn; files have all."""
+MAX_MAP = 200 * 200
+"""Cells of which a heat map is made."""
+_FOUND_BY = ("model", "gpu", "gpu_memory", "gpu_bandwidth", "engine")
+"""Settings that name something; the others are laid over what is found."""
+
+
+class SweepVerb(flags.PlanVerb):
+    """Planning flags but for those that read one plan's figures from elsewhere, and more formats."""
+
+    flags = tuple(option for option in flags.PLAN if option.setting != "from_log")
+    formats = (*FORMATS, "csv", "jsonl", "parquet")
+
+
+@app.command(cls=SweepVerb)
+def sweep(
+    ctx: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="catalog id, hub name, folder, file, or an engine's command line")
+    ],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary", metavar="NAME=VALUES",
+            help="any planning flag: tp=1,2,4  max-model-len=1K..128K*2  concurrency=1..1000:10; repeatable",
+        ),
+    ] = None,
+    figure: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--figure", metavar="NAME",
+            help="a figure, a group (capacity) or all; one over two axes draws a heat map; repeatable",
+        ),
+    ] = None,
+) -> int:  # fmt: skip
+    """A grid of plans: every combination of the values that are varied."""
+    from kvplan.planning.sweep import Sweep
+    from kvplan.planning.sweep_axes import read_axes
+    from kvplan.planning.sweep_figures import figure_names
+
+    given = flags.read(ctx)
+    if not vary:
+        raise InputError("nothing is varied", where="--vary", hint="--vary concurrency=1,8,64")
+    axes = read_axes(vary, ctx.command.flags, given)  # type: ignore[attr-defined]
+    asked = figure_names(figure) if figure else []
+    lookup = lookup_of(model, given)
+    made = Sweep(lookup, axes, asked or default_figures(lookup, axes))
+    return _write(made, output.of(ctx), f"{model}: {made.size:,} plans", bool(asked))
+
+
+def lookup_of(model: str, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """From values of structural settings to a deployment; what has the same names is looked up once."""
+    from kvplan.cli.deployment import find_deployment
+    from kvplan.planning.sweep import Base
+
+    @cache
+    def found(names: tuple[tuple[str, Any], ...]) -> Deployment:
+        wanted = {**given, **dict(names)}
+        return find_deployment(wanted.pop("model", model), wanted)
+
+    def lookup(chosen: Mapping[str, Any]) -> Base:
+        deployment = found(tuple((k, v) for k, v in chosen.items() if k in _FOUND_BY))
+        rest = {k: v for k, v in chosen.items() if k not in _FOUND_BY}
+        return Base(deployment.model, deployment.gpu, deployment.engine, {**deployment.settings, **rest})
+
+    return lookup
+
+
+def default_figures(lookup: Callable[[Mapping[str, Any]], Any], axes: Sequence[Axis]) -> list[str]:
+    """The figures that are given where none is asked for: without memory, those of the cache alone."""
+    from kvplan.engines.base import ARRAY_SETTINGS
+    from kvplan.planning.sweep_axes import ATTENTION
+    from kvplan.planning.sweep_figures import SPEED, USUAL
+
+    first = {a.setting: a.values[-1] for a in axes if a.setting not in ARRAY_SETTINGS and a.setting != ATTENTION}
+    try:
+        base = lookup({k: v for k, v in first.items() if v is not None})
+    except KvplanError:
+        return [*USUAL, *SPEED]  # the sweep will say what is wrong, or with which cells
+    if base.gpu is not None:
+        return [*USUAL, *SPEED]
+    if "kv_cache_memory_bytes" in base.settings or any(a.setting == "kv_cache_memory_bytes" for a in axes):
+        return list(USUAL)
+    return [name for name in USUAL if name.startswith("kv.")]
+
+
+def _write(made: Sweep, out: Output, title: str, asked: bool) -> int:
+    """Put the grid out in the format that was asked for; 2 where every cell is refused."""
+    from kvplan.cli.progress import Progress
+
+    counts = _Counts()
+    with Progress(made.size, "plans", quiet=out.quiet) as progress:
+
+        def blocks(cells: int) -> Any:
+            for block in made.blocks(cells):
+                counts.add(block)
+                yield block
+                progress.step(block.size)
+
+        if out.format in ("table", "text", "markdown"):
+            text = _drawn(made, out, title, asked, blocks)
+        else:
+            _stream(made, out, blocks)
+            text = ""
+    if text:
+        out.write(text)
+    return counts.status(out)
+
+
+class _Counts:
+    """How many cells there were, and how many of them were refused."""
+
+    def __init__(self) -> None:
+        self.cells = self.refused = 0
+        self.reason = ""
+
+    def add(self, block: Block) -> None:
+        self.cells += block.size
+        if block.refused.missing is True:
+            return
+        import numpy
+
+        gone = ~numpy.broadcast_to(block.refused.missing, block.shape)
+        self.refused += int(gone.sum())
+        if gone.any() and not self.reason:
+            reasons = numpy.broadcast_to(block.refused.values, block.shape)
+            self.reason = str(reasons[gone][0])
+
+    def status(self, out: Output) -> int:
+        if self.refused == self.cells:
+            raise InputError(f"every plan is refused; the first: {self.reason}", hint="vary within what is legal")
+        if self.refused:
+            out.note(f"refused: {self.refused:,} of {self.cells:,} plans, for instance {self.reason}")
+        return 0
+
+
+def _columns(made: Sweep, block: Block) -> list[tuple[Any, Any]]:
+    """(values, missing) in the order of the names."""
+    axes: list[tuple[Any, Any]] = [(block.axes[a.setting], False) for a in made.axes]
+    return [*axes, *((block.figures[n].values, block.figures[n].missing) for n in made.figures), tuple(block.refused)]
+
+
+def _stream(made: Sweep, out: Output, blocks: Callable[[int], Any]) -> None:
+    """Write block by block; a file appears only when all is in it."""
+    from kvplan.planning.sweep import BLOCK
+
+    names = [*(a.setting for a in made.axes), *made.figures, "refused"]
+    with out.opened() as file:
+        if out.format == "parquet":
+            _stream_parquet(made, out, file, names, blocks(1 << 19))
+            return
+        writer = _row_writer(made, out.format, names)
+        file.write(writer.head())
+        for block in blocks(BLOCK):
+            file.write(writer.rows(block.shape, _columns(made, block)))
+        file.write(writer.tail())
+
+
+def _row_writer(made: Sweep, name: str, names: Sequence[str]) -> Any:
+    from kvplan.render.csvout import CsvRows
+    from kvplan.render.jsonrows import JsonLines, JsonObject
+
+    if name == "csv":
+        return CsvRows(names)
+    if name == "jsonl":
+        return JsonLines(names)
+    axes = {a.setting: [a.shown(v) for v in a.values] for a in made.axes}
+    return JsonObject(names, {"schema": SCHEMA, "plans": made.size, "axes": axes, "figures": list(made.figures)})
+
+
+def _stream_parquet(made: Sweep, out: Output, file: Any, names: Sequence[str], blocks: Any) -> None:
+    from kvplan.planning.sweep_figures import FIGURES
+    from kvplan.render.parquet import ParquetRows
+
+    if out.file is None:
+        raise InputError("Parquet is no text", where="--format parquet", hint="add -o FILE.parquet")
+    types = [_type_of(a) for a in made.axes] + [FIGURES[n].type for n in made.figures] + ["text"]
+    writer = ParquetRows(file, names, types)
+    for block in blocks:
+        writer.write(block.shape, _columns(made, block))
+    writer.close()
+
+
+def _type_of(axis: Axis) -> str:
+    kinds = {type(v) for v in (axis.values[0], axis.values[-1])} if isinstance(axis.values, range) else {
+        type(v) for v in axis.values
+    }  # fmt: skip
+    return {int: "int", float: "float", bool: "bool"}.get(kinds.pop(), "text") if len(kinds) == 1 else "text"
+
+
+def _drawn(made: Sweep, out: Output, title: str, asked: bool, blocks: Callable[[int], Any]) -> str:
+    """A heat map of one figure over two axes, else a table of the first rows."""
+    from kvplan.render import heatmap
+    from kvplan.render.sweep_table import heading, sweep_map, sweep_report
+
+    names = [a.setting for a in made.axes]
+    if asked and len(made.figures) == 1 and len(names) == 2 and out.format != "markdown" and made.size <= MAX_MAP:
+        cells = [cell for block in blocks(MAX_MAP) for cell in block.cells()]
+        values = [[a.shown(v) for v in a.values] for a in made.axes]
+        head = f"{title.partition(':')[0]}: {heading(made.figures[0])}"
+        picture = sweep_map(head, values, names, made.figures[0], cells)
+        width = output.terminal_width() if out.format == "table" else None
+        return heatmap.draw(picture, width=width, color=out.color, unicode=out.unicode)
+    cells = list(islice((cell for block in blocks(MAX_ROWS) for cell in block.cells()), MAX_ROWS))
+    return out.drawn(sweep_report(title, names, made.figures, cells, made.size - len(cells), asked=asked))

@@ -1,0 +1,32 @@
+"""What changed in vLLM from release to release: the rules of the conversion and of the budget in one list."""
+
+from __future__ import annotations
+
+from kvplan.engines.base import Change
+from kvplan.engines.vllm import budget_versions as budget
+from kvplan.engines.vllm.versions import CHANGES, Version
+
+_WORKER = "vllm/v1/worker/gpu_worker.py"
+
+BUDGET: tuple[tuple[Version, str, str], ...] = (
+    (budget.SNAPSHOT_FIRST, "usage is compared with a snapshot that the CUDA context is in", _WORKER),
+    (budget.SNAPSHOT_AFTER_NCCL, "that snapshot is taken after the communicators are made", _WORKER),
+    (budget.DEEP_GEMM, "DeepGEMM runs fp8 experts by default", "vllm/envs.py"),
+    (budget.GRAPH_MODES, "graphs of whole decode steps besides the piecewise ones", "vllm/config/compilation.py"),
+    (budget.FINE_GRAPH_SIZES, "graphs up to 256 by 8, above by 16 (before: by 8 throughout)", "vllm/config/vllm.py"),
+    (budget.EXPERT_WORKSPACE_KEPT, "the experts' workspace outlives the profile", "vllm/v1/worker/workspace.py"),
+    (budget.COLD_COMPILE, "a start without a compile cache peaks at a copy of the embedding", "public logs"),
+    (budget.GRAPHS_CHARGED, "the estimate of CUDA graphs comes off the budget", _WORKER),
+    (budget.V2_FOR_DENSE, "the V2 runner is the default for dense models without states", "vllm/config/vllm.py"),
+    (budget.GRAPHS_CHARGED_ROCM, "graphs are estimated on AMD devices too", _WORKER),
+    (budget.CONSUMED_FROM_DEVICE, "what is gone from the device counts (before: torch's own peak)", _WORKER),
+    (budget.GRAPHS_CHARGED_V2, "the V2 runner estimates its graphs too", "vllm/v1/worker/gpu/model_runner.py"),
+    (budget.FRAGMENTS_RELEASED, "large freed blocks go back to the device before it is measured", _WORKER),
+)
+"""(release, what, source), of the terms that `kvplan.engines.vllm.budget` derives."""
+
+
+def all_changes() -> list[Change]:
+    """Every change, oldest first."""
+    found = [(change.since, change.what, change.source) for change in CHANGES.values()]
+    return [Change(".".join(map(str, since)), what, source) for since, what, source in sorted((*found, *BUDGET))]

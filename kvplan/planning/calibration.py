@@ -1,0 +1,139 @@
+"""Measured rates of one machine, read from a calibration file (schema ``kvplan.calibration/1``).
+
+``docs/speed.md`` documents the file. Every figure is a value with the bounds that its samples span; what
+the file leaves out stays as stated. pydantic is loaded when a file is read, never before.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from kvplan.errors import InputError, SpecError, printable
+
+SCHEMA = "kvplan.calibration/1"
+FLAG = "--calibration"
+
+
+class Figure(NamedTuple):
+    """One measured quantity: seconds, bytes a second or FLOPs a second, as the field's name says."""
+
+    value: float
+    low: float
+    high: float
+    samples: int
+
+
+class Line(NamedTuple):
+    """``seconds = bytes / bytes_per_second + seconds``, fitted over several shapes of one format."""
+
+    bytes_per_second: float
+    seconds: float
+    worst_miss: float
+    """Largest relative miss of the line over its shapes."""
+
+
+class Calibration(NamedTuple):
+    """What one machine reached."""
+
+    gpu: str | None
+    """Catalog id of the device that was measured."""
+    device: str
+    """The name its driver prints."""
+    driver: str | None
+    torch: str | None
+    date: str
+    read_bandwidth: float | None
+    """Bytes a second of a plain read kernel in a CUDA graph."""
+    matmul: dict[str, float]
+    """``16``, ``fp8``, ``int8``, ``fp4`` -> FLOPs a second at the plateau."""
+    linear: dict[str, Line]
+    """The same keys -> the line of a linear layer below the crossing."""
+    attention: dict[str, Line]
+    """Bits of the cache (``16``, ``8``, ``4``) -> the line of decode attention."""
+    layer_seconds: float | None
+    """Per layer, besides matrix and attention kernels."""
+    spread: float
+    """Relative distance of the bounds: the largest spread or miss among the figures used."""
+    path: str
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from, in a few words."""
+        software = ", ".join(
+            filter(None, (self.driver and f"driver {self.driver}", self.torch and f"torch {self.torch}"))
+        )
+        return f"calibration of {self.device}, {self.date}" + (f" ({software})" if software else "")
+
+    def linear_line(self, key: str) -> Line | None:
+        """The line for weights that run at rate `key`; weight-only formats share the 16-bit line."""
+        return self.linear.get(key) or self.linear.get("16")
+
+    def attention_line(self, bits: str) -> Line | None:
+        """The line for a cache of so many bits."""
+        return self.attention.get(bits)
+
+    def matmul_flops(self, key: str) -> float | None:
+        """The plateau of matrix products, if measured."""
+        return self.matmul.get(key)
+
+    def bounds(self, low: float, high: float) -> tuple[float, float]:
+        """The engine's bounds (shares of predicted tokens a second), narrowed to what the device leaves open.
+
+        Half of what separates single reports is the device; the engine's half stays.
+        """
+        return 1 - max(self.spread, (1 - low) / 2), 1 + max(self.spread, (high - 1) / 2)
+
+
+def load_calibration(path: str, gpu: str | None = None) -> Calibration:
+    """Read a calibration file.
+
+    Args:
+        gpu: id of the GPU that is planned; a file of another one is refused.
+
+    Raises:
+        InputError: no such file, or a file of another GPU.
+        SpecError: not a calibration; says which field.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(1 << 20)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InputError(
+            f"cannot read {printable(path)}: {reason}", where=FLAG, hint="give a file of kvplan validate --save"
+        ) from None
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise SpecError(
+            "is not JSON", where=path, hint=f"a calibration is a JSON object with schema {SCHEMA}"
+        ) from None
+    found = from_data(data, path)
+    if gpu is not None and found.gpu is not None and found.gpu != gpu:
+        raise InputError(
+            f"{printable(path)} was measured on {found.gpu}, not on {gpu}", where=FLAG,
+            hint=f"plan with --gpu {found.gpu}, or measure this one",
+        )  # fmt: skip
+    return found
+
+
+def from_data(data: Any, path: str = "") -> Calibration:
+    """A calibration from the object in its file.
+
+    Raises:
+        SpecError: not a calibration; says which field.
+    """
+    from pydantic import ValidationError
+
+    from kvplan.planning.calibration_schema import CalibrationFile
+
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise SpecError(f"is no {SCHEMA}", where=path, hint=f'its first key is "schema": "{SCHEMA}"')
+    try:
+        file = CalibrationFile.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "file"
+        raise SpecError(f"{field}: {first['msg'].lower()}", where=path, hint="docs/speed.md lists the fields") from None
+    return file.calibration(path)

@@ -1,0 +1,98 @@
+"""The calibration file as pydantic reads it: strict, no unknown keys, every figure above zero."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kvplan.planning.calibration import Calibration, Line
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Key = Literal["16", "fp8", "int8", "fp4"]
+Bits = Literal["16", "8", "4"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FigureFile(_Strict):
+    """A value and what its samples span."""
+
+    value: Positive
+    low: Positive
+    high: Positive
+    samples: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.low <= self.value <= self.high:
+            raise ValueError("low, value and high are not in order")
+        return self
+
+    @property
+    def spread(self) -> float:
+        return max(1 - self.low / self.value, self.high / self.value - 1)
+
+
+class LineFile(_Strict):
+    """``seconds = bytes / bytes_per_second + latency_seconds`` over the shapes that were measured."""
+
+    bytes_per_second: FigureFile
+    latency_seconds: FigureFile
+    worst_miss: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+class DeviceFile(_Strict):
+    """The machine."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    gpu: str | None = None
+    driver: str | None = None
+
+
+class SoftwareFile(_Strict):
+    """What measured."""
+
+    kvplan: str
+    torch: str | None = None
+    triton: str | None = None
+
+
+class CalibrationFile(_Strict):
+    """The whole file."""
+
+    schema_: Literal["kvplan.calibration/1"] = Field(alias="schema")
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    device: DeviceFile
+    software: SoftwareFile
+    read_bytes_per_second: FigureFile | None = None
+    matmul_flops: dict[Key, FigureFile] = {}
+    linear: dict[Key, LineFile] = {}
+    attention: dict[Bits, LineFile] = {}
+    layer_seconds: FigureFile | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not (self.read_bytes_per_second or self.linear):
+            raise ValueError("neither read_bytes_per_second nor linear: nothing says how fast memory is read")
+        return self
+
+    def calibration(self, path: str) -> Calibration:
+        """The figures as the planner uses them."""
+        figures = [f for f in (self.read_bytes_per_second, *self.matmul_flops.values()) if f]
+        lines = [*self.linear.values(), *self.attention.values()]
+        spread = max([f.spread for f in figures] + [x.worst_miss for x in lines] + [0.02])
+        return Calibration(
+            gpu=self.device.gpu, device=self.device.name, driver=self.device.driver, torch=self.software.torch,
+            date=self.date, read_bandwidth=self.read_bytes_per_second.value if self.read_bytes_per_second else None,
+            matmul={k: f.value for k, f in self.matmul_flops.items()},
+            linear={k: _line(x) for k, x in self.linear.items()},
+            attention={k: _line(x) for k, x in self.attention.items()},
+            layer_seconds=self.layer_seconds.value if self.layer_seconds else None, spread=spread, path=path,
+        )  # fmt: skip
+
+
+def _line(line: LineFile) -> Line:
+    return Line(line.bytes_per_second.value, line.latency_seconds.value, line.worst_miss)

@@ -1,0 +1,97 @@
+"""A plan that starts from what a log measured: the bytes that an engine left for the cache, and its settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvplan.engines.log_table import LOCAL
+from kvplan.errors import InputError
+from kvplan.planning.log_case import Deployment, deployment
+from kvplan.planning.planner import plan_deployment
+from kvplan.units import GIB, gib
+
+if TYPE_CHECKING:
+    from kvplan.planning.plan import Plan
+    from kvplan.sources.logs import Log
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+FREE = frozenset(
+    {
+        "concurrency", "prompt_tokens", "output_tokens", "shared_prefix_tokens", "max_model_len", "block_size",
+        "kv_cache_dtype", "num_gpu_blocks_override", "enable_prefix_caching", "force_prefix_caching", "gpus",
+        "mamba_ssm_cache_dtype", "mamba_cache_dtype", "mamba_cache_mode", "disable_hybrid_kv_cache_manager",
+        "page_size",
+        "swa_full_tokens_ratio", "mamba_full_memory_ratio", "tokens_per_block", "calibration", "data_parallel_size",
+    }
+)  # fmt: skip
+"""Settings that change what the bytes hold, not how many there are."""
+
+
+class Base(NamedTuple):
+    """What a plan takes from a log."""
+
+    found: Deployment
+    """With the measured bytes among its settings."""
+    measured_bytes: int | None
+    """Per GPU, as printed; None where the engine takes no budget."""
+    line: int | None
+
+
+def measured_base(
+    log: Log, *, name: str, model: ModelSpec | None, gpu: GpuSpec | None, engine: str | None, given: dict[str, Any]
+) -> Base:
+    """The deployment of a log with the user's changes, and the bytes it measured as its budget.
+
+    Where a change moves the budget (another layout, batch or share of the device), the measured bytes move by what the
+    model says of both deployments: what it gets wrong for the one it mostly gets wrong for the other.
+
+    Raises:
+        InputError: the log names no model that is known, or prints no bytes of the cache.
+    """
+    found = deployment(log, name=name, model=model, gpu=gpu, engine=engine, given=given)
+    if found.model is None:
+        raise InputError(
+            found.warnings[-1].partition(";")[0],
+            where="--from-log",
+            hint="name the model: kvplan plan MODEL --from-log FILE",
+        )
+    if log.engine in LOCAL:
+        return Base(found, None, None)
+    kv = log.figure("kv")
+    if kv is None or kv.value <= 0:
+        raise InputError(
+            "does not say how many bytes were left for the cache", where=name, hint="the log of a start that worked"
+        )
+    if "kv_cache_memory_bytes" in given:
+        return Base(found, int(kv.value), kv.line)
+    before = deployment(log, name=name, model=found.model, gpu=found.gpu, engine=None, given={})
+    moved, note = _moved(before, found, given)
+    size = int(kv.value) + moved
+    if size <= 0:
+        raise InputError(
+            f"of the {gib(kv.value)} that were left, {gib(-moved)} go to what was changed", where="--from-log",
+            hint="change less, or plan without the log",
+        )  # fmt: skip
+    source = f"measured: {name}, line {kv.line}: {gib(kv.value)} per GPU{note}"
+    settings = {**found.settings, "kv_cache_memory_bytes": size}
+    origins = {**found.origins, "kv_cache_memory_bytes": source}
+    warnings = list(found.warnings)
+    if found.gpu is None and (changed := sorted(set(given) - FREE)):
+        warnings.append(f"without --gpu the measured bytes do not follow what was changed ({', '.join(changed)})")
+    return Base(found._replace(settings=settings, origins=origins, warnings=warnings), int(kv.value), kv.line)
+
+
+def _moved(before: Deployment, after: Deployment, given: dict[str, Any]) -> tuple[int, str]:
+    """(bytes by which the budget moves from one deployment to the other as modelled, how to say it)."""
+    if after.gpu is None or (not set(given) - FREE and before.engine == after.engine):
+        return 0, ""
+    moved = _available(after) - _available(before)
+    return moved, f", moved by {moved / GIB:+.2f} GiB as modelled for what was changed" if moved else ""
+
+
+def _available(found: Deployment) -> int:
+    """What the modelled budget leaves on the tightest rank."""
+    assert found.model is not None  # the caller looked
+    plan: Plan = plan_deployment(found.model, found.gpu, found.engine, found.settings)
+    return min(row.budget_bytes - sum(t.bytes for t in row.terms) for row in plan.memory or ())

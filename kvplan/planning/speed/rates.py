@@ -1,0 +1,177 @@
+"""What a device reaches under an engine: bandwidths, matrix rates, latencies; stated, or calibrated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvplan.planning.speed import constants as stated
+
+if TYPE_CHECKING:
+    from kvplan.planning.calibration import Calibration
+    from kvplan.spec.formats import Format
+    from kvplan.spec.gpu import GpuSpec
+
+
+class Rates(NamedTuple):
+    """What `decode` and `prefill` divide by. Seconds, bytes a second, FLOPs a second, per rank."""
+
+    weight_bandwidth: float
+    attention_bandwidth: float
+    matmul_flops: float | None
+    """None: the device's rate is not known."""
+    attention_flops: float | None
+    linear_seconds: float
+    attention_seconds: float
+    layer_seconds: float
+    routing_seconds: float
+    step_seconds: float
+    link_bandwidth: float
+    link_seconds: float
+    prefill_share: float
+    prefill_cap: float | None
+    """FLOPs a second that the engine's prefill kernels reach at most on this device."""
+    softness: float
+    low: float
+    high: float
+    prefill_low: float
+    prefill_high: float
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def compute_key(fmt: Format) -> str:
+    """Which matrix rate weights of this format run at: ``fp8``, ``int8``, ``fp4`` or ``16`` (weight-only)."""
+    name = fmt.name
+    if name.startswith(("fp8", "mxfp8", "float8")):
+        return "fp8"
+    if name.startswith(("int8_channel", "bnb_int8")):
+        return "int8"
+    return "fp4" if name == "nvfp4" else "16"
+
+
+def cache_bits(fmt: Format) -> str:
+    """Which attention kernel reads a cache of this format: ``16``, ``8`` or ``4`` bits (nearest above)."""
+    bits = 8 * fmt.block_bytes / fmt.block_elements
+    return "16" if bits > 10 else "8" if bits > 6.5 else "4"
+
+
+def dense_flops(gpu: GpuSpec, key: str) -> tuple[float, str] | None:
+    """(dense rate, the key it is for) of a device, falling back to 16 bits where it has no such units."""
+    wide = gpu.bf16_flops or gpu.fp16_flops
+    if key == "fp4" and gpu.fp4_flops:
+        return gpu.fp4_flops, key
+    if key in ("fp8", "fp4") and gpu.fp8_flops:
+        return gpu.fp8_flops, "fp8"
+    if key == "int8" and gpu.int8_ops:
+        return gpu.int8_ops, key
+    return (wide, "16") if wide else None
+
+
+class _Device(NamedTuple):
+    """A device without any engine: stated shares of its datasheet, or what was measured."""
+
+    read: float
+    attention: float
+    matmul: float | None
+    wide: float | None
+    """The 16-bit plateau."""
+    linear_seconds: float
+    attention_seconds: float
+    layer_seconds: float
+
+
+def _device(gpu: GpuSpec, key: str, bits: str, calibration: Calibration | None) -> _Device:
+    bandwidth = gpu.bandwidth_bytes_per_second or 0
+    found, wide = dense_flops(gpu, key), dense_flops(gpu, "16")
+    device = _Device(
+        read=stated.READ_SHARE * bandwidth, attention=stated.ATTENTION_SHARE[bits] * bandwidth,
+        matmul=found[0] * stated.MATMUL_SHARE[found[1]] if found else None,
+        wide=wide[0] * stated.MATMUL_SHARE["16"] if wide else None, linear_seconds=stated.LINEAR_SECONDS,
+        attention_seconds=stated.ATTENTION_SECONDS, layer_seconds=stated.LAYER_SECONDS,
+    )  # fmt: skip
+    if calibration is None:
+        return device
+    linear, attention = calibration.linear_line(key), calibration.attention_line(bits)
+    if linear:
+        device = device._replace(read=linear.bytes_per_second, linear_seconds=linear.seconds)
+    elif calibration.read_bandwidth:
+        device = device._replace(read=calibration.read_bandwidth)
+    if attention:
+        device = device._replace(attention=attention.bytes_per_second, attention_seconds=attention.seconds)
+    if calibration.layer_seconds is not None:
+        device = device._replace(layer_seconds=calibration.layer_seconds)
+    return device._replace(
+        matmul=calibration.matmul_flops(key) or device.matmul, wide=calibration.matmul_flops("16") or device.wide
+    )
+
+
+def rates(
+    gpu: GpuSpec, engine: str, weights: Format, cache: Format, *, version: str = "", flash: bool = True,
+    eager: bool = False, calibration: Calibration | None = None,
+) -> Rates | None:  # fmt: skip
+    """The rates of one rank; None where the device's memory bandwidth is not known.
+
+    Args:
+        version: of the engine, as asked for (a llama.cpp build: ``b2800``).
+        flash: whether attention runs fused; without it llama.cpp reads the cache at a rate of its own.
+        eager: no CUDA graphs.
+        calibration: measured figures, which replace those of the device (not those of the engine).
+    """
+    own = stated.engine_rates(engine, gpu.vendor, version)
+    device = _device(gpu, compute_key(weights), cache_bits(cache), calibration)
+    if not device.read or not device.attention:
+        return None
+    weight = device.read * own.read_share
+    multiprocessors = gpu.sm_count if gpu.vendor.lower() == "nvidia" else None
+    caps = []
+    if own.sm_bytes and multiprocessors:
+        caps.append(own.sm_bytes * multiprocessors)
+    if own.matvec_share and device.wide:
+        flops = own.matvec_share * device.wide / stated.MATMUL_SHARE["16"]
+        caps.append(flops / 2 * weights.block_bytes / weights.block_elements)
+    for cap in caps:
+        weight = 1 / join(1 / weight, 1 / cap, stated.SOFTNESS)
+    attention = device.attention * own.read_share
+    if not flash and own.naive_bytes:
+        attention = min(attention, own.naive_bytes)
+    if not flash and own.naive_share and gpu.bandwidth_bytes_per_second:
+        attention = min(attention, own.naive_share * gpu.bandwidth_bytes_per_second)
+    matmul, measured = device.matmul, calibration is not None and calibration.matmul_flops("16") is not None
+    if own.half_accumulate and gpu.fp16_accumulate_flops and compute_key(weights) == "16" and not measured:
+        matmul = gpu.fp16_accumulate_flops * stated.MATMUL_SHARE["16"]
+    bandwidth, hop, notes = _link(gpu)
+    scale = own.latency_scale * (stated.EAGER_SCALE if eager else 1)
+    bounds, prefill = (own.low, own.high), (own.prefill_low, own.prefill_high)
+    if calibration is not None:
+        bounds, prefill = calibration.bounds(*bounds), calibration.bounds(*prefill)
+    share = stated.ATTENTION_COMPUTE_SHARE / stated.MATMUL_SHARE["16"]
+    return Rates(
+        weight_bandwidth=weight, attention_bandwidth=attention, matmul_flops=matmul,
+        attention_flops=share * device.wide if device.wide else None,
+        linear_seconds=device.linear_seconds * scale, attention_seconds=device.attention_seconds * scale,
+        layer_seconds=device.layer_seconds * scale, routing_seconds=stated.ROUTING_SECONDS * scale,
+        step_seconds=own.step_seconds, link_bandwidth=bandwidth, link_seconds=hop, softness=stated.SOFTNESS,
+        prefill_share=own.prefill_share,
+        prefill_cap=own.sm_flops * multiprocessors if own.sm_flops and multiprocessors else None,
+        low=bounds[0], high=bounds[1], prefill_low=prefill[0], prefill_high=prefill[1], notes=notes,
+        source=f"{calibration.source}; {own.source}" if calibration else own.source,
+    )  # fmt: skip
+
+
+def join(memory: Any, compute: Any, softness: float) -> Any:
+    """Time of work that needs both: ``(memory^p + compute^p)^(1/p)``, never below the larger of the two."""
+    if softness == 3:  # the usual one; products are many times faster than powers of arrays
+        return (memory * memory * memory + compute * compute * compute) ** (1 / 3)
+    return (memory**softness + compute**softness) ** (1 / softness)
+
+
+def _link(gpu: GpuSpec) -> tuple[float, float, tuple[str, ...]]:
+    """(bytes a second in one direction, seconds of a collective, notes)."""
+    share, seconds = stated.LINKS.get(gpu.interconnect or "", stated.OTHER_LINK)
+    if gpu.interconnect_bytes_per_second is None:
+        return (
+            stated.PCIE_4_X16 * stated.LINKS["pcie"][0],
+            stated.LINKS["pcie"][1],
+            ("link unknown: PCIe 4.0 x16 taken",),
+        )
+    return gpu.interconnect_bytes_per_second / 2 * share, seconds, ()

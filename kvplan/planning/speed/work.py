@@ -1,0 +1,194 @@
+"""What one pipeline stage's most loaded rank reads, computes and sends: bytes and FLOPs, no seconds.
+
+Counted: every weight matrix but the embedding table (a lookup; a tied table is read as the head),
+routed experts by the expected number of distinct ones, the cache as each kind reads it, states read and
+written. Not counted: activations (they stay in the on-chip caches), what a step appends to the cache
+(one entry a layer), encoders and draft layers, which do not run in a decode step, and padding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvplan.cache.bytes import KvFormats, rows_of, state_bytes
+from kvplan.spec.arrays import smaller, whole
+from kvplan.spec.ffn import MoeFfn
+from kvplan.spec.kind import CacheKind, Tokens
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Settings, Stage
+    from kvplan.planning.weights import RoleWeights
+    from kvplan.spec.model import ModelSpec
+
+_IDLE = frozenset({"embedding", "tower", "draft"})
+"""Roles that a decode step does not read."""
+
+
+class Experts(NamedTuple):
+    """The routed experts of all layers of a stage that route alike, as one rank holds them."""
+
+    experts: int
+    """Of the whole model."""
+    per_token: int
+    num_bytes: int
+    parameters: int
+    groups: int
+    """Data-parallel replicas whose tokens meet in these experts (1 without expert parallelism)."""
+
+    def touched(self, tokens: Any) -> Any:
+        """Expected share of the experts that `tokens` tokens of one replica use: ``1 - (1 - k/E)^b``.
+
+        Each token picks `per_token` of `experts` with equal chances (routers are trained towards it).
+        """
+        return 1 - (1 - self.per_token / self.experts) ** (tokens * self.groups)
+
+
+class Kernels(NamedTuple):
+    """Kernel launches of one step on a stage, with the usual fusions."""
+
+    linear: int
+    attention: int
+    layers: int
+    """Layers, for what stands between the matrix kernels: norms, rotary, activation, residual."""
+    routed: int
+    """Layers that sort tokens by expert."""
+
+
+class StageWork(NamedTuple):
+    """Everything about a stage that decode and prefill times need."""
+
+    weight_bytes: int
+    """Read by every step, whatever the batch."""
+    parameters: int
+    """Multiplied by every token, without routed experts and without the head."""
+    draft_bytes: int
+    """Of draft layers, read once for every token that they propose; not in `weight_bytes`."""
+    draft_parameters: int
+    head_bytes: int
+    """The part of `weight_bytes` that turns hidden states into logits."""
+    head_parameters: int
+    experts: tuple[Experts, ...]
+    mixers: tuple[tuple[int, CacheKind], ...]
+    """(layers, mixer) of every distinct mixer."""
+    formats: KvFormats
+    state_bytes: int
+    """Of one sequence, all layers."""
+    dcp: int
+    kernels: Kernels
+    hidden_size: int
+    vocab_rows: int
+    """Rows of the head on this rank; 0 on stages without it."""
+
+
+def stage_work(
+    model: ModelSpec, stage: Stage, roles: tuple[RoleWeights, ...], formats: KvFormats, settings: Settings
+) -> StageWork:
+    """The work of a stage's most loaded rank.
+
+    Args:
+        model: the whole model, for the number of experts that a rank's share comes from.
+        roles: the rank's weights by role.
+    """
+    spec, sums = stage.spec, {r.role: r for r in roles}
+    weights = sum(r.num_bytes for r in roles if r.role not in _IDLE and r.role != "routed_experts")
+    parameters = sum(r.parameters for r in roles if r.role not in _IDLE and r.role not in ("routed_experts", "head"))
+    head, draft = sums.get("head"), sums.get("draft")
+    head_bytes, head_parameters = (head.num_bytes, head.parameters) if head else (0, 0)
+    if stage.last and head is None and model.tie_word_embeddings and (table := sums.get("embedding")):
+        rows = -(-model.vocab_size // settings.tensor_parallel_size)
+        head_parameters = min(rows * (model.embedding_size or model.hidden_size), table.parameters)
+        head_bytes = table.num_bytes * head_parameters // table.parameters
+        weights += head_bytes
+    counted = tuple(spec.mixers())
+    return StageWork(
+        weight_bytes=weights, parameters=parameters, draft_bytes=draft.num_bytes if draft else 0,
+        draft_parameters=draft.parameters if draft else 0, head_bytes=head_bytes, head_parameters=head_parameters,
+        experts=_experts(model, spec, sums.get("routed_experts"), settings), mixers=counted, formats=formats,
+        state_bytes=sum(layers * state_bytes(mixer, formats) for layers, mixer in counted),
+        dcp=settings.decode_context_parallel_size, kernels=_kernels(spec, head_bytes > 0),
+        hidden_size=model.hidden_size, vocab_rows=head_parameters // (model.embedding_size or model.hidden_size),
+    )  # fmt: skip
+
+
+def _experts(model: ModelSpec, spec: ModelSpec, held: RoleWeights | None, settings: Settings) -> tuple[Experts, ...]:
+    """Routed experts by (experts, experts per token); bytes in proportion to parameters."""
+    if held is None or not held.parameters:
+        return ()
+    sizes: dict[tuple[int, int], int] = {}
+    for name, layers in spec.layer_counts.items():
+        for full, part in zip(model.blocks[name].ffns, spec.blocks[name].ffns, strict=True):
+            if isinstance(full, MoeFfn):
+                elements = sum(t.elements for t in part.tensors(model.hidden_size) if t.role == "routed_experts")
+                key = (full.experts, full.experts_per_token)
+                sizes[key] = sizes.get(key, 0) + layers * elements
+    total = sum(sizes.values())
+    groups = settings.data_parallel_size if settings.enable_expert_parallel else 1
+    return tuple(
+        Experts(n, k, held.num_bytes * size // total, held.parameters * size // total, groups)
+        for (n, k), size in sizes.items()
+    )
+
+
+def _kernels(spec: ModelSpec, head: bool) -> Kernels:
+    linear, attention, routed = int(head), 0, 0
+    for name, layers in spec.layer_counts.items():
+        block = spec.blocks[name]
+        for mixer in block.mixers:
+            indexer = any(r.stream.role == "index" for r in mixer.reads())
+            linear += layers * (mixer.linear_kernels + 2 * indexer)
+            attention += layers * ((1 if mixer.reads() or mixer.states() else 0) + indexer)
+        for ffn in block.ffns:
+            if isinstance(ffn, MoeFfn):
+                routed += layers
+                linear += layers * (3 + (2 if ffn.shared_intermediate_size else 0))
+            else:
+                linear += 2 * layers
+    return Kernels(linear, attention, spec.num_layers, routed)
+
+
+def weight_bytes(work: StageWork, tokens: Any) -> Any:
+    """Weight bytes that a step over `tokens` tokens reads (int or array; whole bytes)."""
+    if not work.experts:
+        return work.weight_bytes + tokens * 0
+    return work.weight_bytes + whole(sum(e.num_bytes * e.touched(tokens) for e in work.experts))
+
+
+def kv_bytes(work: StageWork, context: Tokens) -> Any:
+    """Cache bytes that a decode step reads for one sequence of `context` tokens, states read and written.
+
+    For full attention this is what the sequence holds; with windows and top-k less, with shared caches more.
+    With decode context parallelism a rank reads its share of the streams without a window.
+    """
+    total: Any = context * 0 + 2 * work.state_bytes
+    mine = -(-context // work.dcp) if work.dcp > 1 else context
+    for layers, mixer in work.mixers:
+        reads = mixer.reads()
+        for read, (stream, size, fmt) in zip(reads, rows_of((r.stream for r in reads), work.formats), strict=True):
+            entries: Any = read.entries(mine if stream.window is None else context)
+            total = total + entries * (layers * size)
+            if fmt.residual_tokens:
+                newest = smaller(entries, fmt.residual_tokens)
+                total = total + newest * (layers * (stream.heads * stream.head_dim * 2 - size))
+    return total
+
+
+def token_parameters(work: StageWork, *, head: bool = True) -> int:
+    """Parameters that one token of the replica multiplies on this rank: 2 FLOPs each."""
+    routed = sum(e.parameters * e.per_token * e.groups // e.experts for e in work.experts)
+    return work.parameters + routed + (work.head_parameters if head else 0)
+
+
+def attention_flops(work: StageWork, context: Tokens) -> Any:
+    """FLOPs of one new token over its own cache and states, on this rank."""
+    total: Any = context * 0
+    for layers, mixer in work.mixers:
+        total = total + layers * mixer.attention_flops(context)
+    return total
+
+
+def prefill_attention_flops(work: StageWork, tokens: Tokens) -> Any:
+    """FLOPs of attention and states over a causal prefill of `tokens` tokens of one sequence, on this rank."""
+    total: Any = tokens * 0
+    for layers, mixer in work.mixers:
+        total = total + layers * mixer.prefill_flops(tokens)
+    return total

@@ -1,0 +1,57 @@
+"""Variants side by side for people: bars beside the bytes, and the ratio to the first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan.render.grid import Column, Document, Grid, Title
+from kvplan.render.sweep_table import heading, shown
+
+BLOCKS = "▏▎▍▌▋▊▉█"
+"""An eighth of a character to a whole one."""
+_BARRED = {"kv.bytes_per_1k_tokens": "per 1k tokens", "kv.bytes_per_request": "per request"}
+_HEADS = {
+    "kv.bytes_per_request_per_gpu": "reserved per GPU",
+    "capacity.requests": "requests at once",
+    "capacity.max_concurrency": "at full length",
+    "decode.tokens_per_second_per_request": "tokens/s each",
+}
+_LAST = ("kv.bytes_per_request_per_gpu", "decode.tokens_per_second_per_request", "capacity.max_concurrency")
+"""Figures that a narrow terminal leaves out."""
+
+
+def bar(value: float | None, most: float, cells: int, unicode: bool) -> str:
+    """A bar of up to `cells` characters; anything above zero is seen."""
+    if not value or most <= 0:
+        return ""
+    if not unicode:
+        return "#" * max(1, round(value / most * cells))
+    whole, rest = divmod(max(1, round(value / most * cells * 8)), 8)
+    return BLOCKS[-1] * whole + (BLOCKS[rest - 1] if rest else "")
+
+
+def compare_report(payload: dict[str, Any], title: str, *, unicode: bool = True, cells: int = 8) -> Document:
+    """A row a variant (the object that ``compare --json`` prints)."""
+    rows, axes = payload["rows"], list(payload["axes"])
+    figures = [n for n in payload["figures"] if any(r[n] is not None for r in rows)]
+    barred = [n for n in figures if n in _BARRED]
+    columns = [Column(heading(n), right=all(not isinstance(r[n], str) for r in rows)) for n in axes]
+    for name in barred:
+        columns += [Column(_BARRED[name], right=True), Column("")]
+    columns.append(Column("ratio", right=True))
+    others = [n for n in figures if n not in _BARRED]
+    columns += [Column(_HEADS.get(n) or heading(n), right=True, optional=n in _LAST) for n in others]
+    refused = any(r["refused"] for r in rows)
+    most = {n: max(r[n] or 0 for r in rows) for n in barred}
+    lines = []
+    for row in rows:
+        line = [shown(n, row[n]) for n in axes]
+        for name in barred:
+            line += [shown(name, row[name]), bar(row[name], most[name], cells, unicode)]
+        line.append("-" if row["ratio"] is None else f"{row['ratio']:.3g} x")
+        line += [shown(n, row[n]) for n in others]
+        lines.append([*line, row["refused"] or ""] if refused else line)
+    if refused:
+        columns.append(Column("refused", wrap=True))
+    note = "cache bytes over all layers, unsharded; ratio: those of a request to the first row's"
+    return [Title(title), Grid(columns, lines, note=note)]

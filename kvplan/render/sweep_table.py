@@ -1,0 +1,95 @@
+"""Cells of a sweep for people: a grid, or what a heat map needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvplan.render.grid import Column, Document, Grid, Title
+from kvplan.render.heatmap import HeatMap
+from kvplan.units import human_bytes
+
+Plain = Mapping[str, Any]
+
+
+def shown(name: str, value: Any) -> str:
+    """One value as people read it: bytes in binary units, seconds in ms, ``-`` for none."""
+    last = name.rpartition(".")[2]
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if "bytes" in last or last in ("gpu_memory",):
+        return human_bytes(value)
+    if last.endswith("bandwidth"):
+        return f"{human_bytes(value)}/s"
+    if last.startswith("seconds"):
+        return f"{value * 1e3:,.3g} ms" if value < 100 else f"{value:,.0f} s"
+    if isinstance(value, float):
+        return f"{value:g}" if last.endswith("utilization") or last.endswith("fraction") else f"{value:,.2f}"
+    return f"{value:,}"
+
+
+def heading(name: str) -> str:
+    """``capacity.max_concurrency`` -> ``max concurrency``; the group stays where the rest says too little."""
+    group, _, last = name.rpartition(".")
+    words = last.replace("_", " ")
+    return f"{group} {words}" if group in ("decode", "prefill", "kv.shared_prefix") else words
+
+
+ESSENTIAL = ("capacity.max_concurrency", "capacity.requests", "verdict.fits", "kv.bytes_per_sequence")
+"""Figures that a narrow terminal shows too, where none was asked for."""
+
+
+def sweep_report(
+    title: str, axes: Sequence[str], figures: Sequence[str], cells: Sequence[Plain], more: int, *, asked: bool = True
+) -> Document:
+    """A row a cell; a column of reasons where some are refused.
+
+    Args:
+        more: cells that are not among `cells`.
+        asked: somebody chose the figures, so that none may be left out.
+    """
+    names = [*axes, *figures]
+    spare = set() if asked else set(figures).difference(ESSENTIAL)
+    columns = [Column(heading(n), right=not _is_text(cells, n), optional=n in spare) for n in names]
+    rows = [[shown(n, cell[n]) for n in names] for cell in cells]
+    if any(cell["refused"] for cell in cells):
+        columns.append(Column("refused", wrap=True))
+        for row, cell in zip(rows, cells, strict=True):
+            row.append(cell["refused"] or "")
+    note = f"{more:,} more plans: --format csv -o FILE has all" if more else ""
+    return [Title(title), Grid(columns, rows, note=note)]
+
+
+def sweep_map(
+    title: str, axes: Sequence[Sequence[Any]], names: Sequence[str], figure: str, cells: Sequence[Plain]
+) -> HeatMap:
+    """One figure over two axes.
+
+    Args:
+        axes: the values of the rows and of the columns.
+        names: of the two axes.
+        figure: which figure.
+        cells: of all combinations, in any order.
+    """
+    found = {(cell[names[0]], cell[names[1]]): cell for cell in cells}
+    grid = [[found[row, column] for column in axes[1]] for row in axes[0]]
+    refused = sum(cell["refused"] is not None for cell in cells)
+    return HeatMap(
+        title=title, row_name=heading(names[0]), column_name=heading(names[1]),
+        rows=[shown(names[0], v) for v in axes[0]], columns=[shown(names[1], v) for v in axes[1]],
+        texts=[[shown(figure, cell[figure]) for cell in row] for row in grid],
+        values=[[_size(cell[figure]) for cell in row] for row in grid],
+        note=f"{refused:,} refused: --format csv says why" if refused else "",
+    )  # fmt: skip
+
+
+def _is_text(cells: Sequence[Plain], name: str) -> bool:
+    return any(isinstance(cell[name], str) for cell in cells)
+
+
+def _size(value: Any) -> float | None:
+    return None if value is None or isinstance(value, str) else float(value)

@@ -1,0 +1,44 @@
+"""``--calibration`` and ``explain --no-cache``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .conftest import Run, one_line_error
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "speed.md"
+PLAN = ("plan", "llama-3.1-8b", "--max-model-len", "8192")
+
+
+def documented(folder: Path) -> str:
+    path = folder / "h200.json"
+    path.write_text(PAGE.read_text(encoding="utf-8").partition("```json\n")[2].partition("```")[0], encoding="utf-8")
+    return str(path)
+
+
+def test_a_plan_with_measured_rates_says_so(run: Run, tmp_path: Path) -> None:
+    done = run(*PLAN, "--gpu", "h200-sxm", "--calibration", documented(tmp_path), "--json")
+    plain = json.loads(done.out)
+    assert done.status == 0
+    assert plain["inputs"]["calibration"].startswith("calibration of NVIDIA H200, 2026-11-30")
+    assert plain["decode"]["source"].startswith(plain["inputs"]["calibration"])
+
+
+def test_other_calibrations_are_refused(run: Run, tmp_path: Path) -> None:
+    path = documented(tmp_path)
+    message, hint = one_line_error(run(*PLAN, "--gpu", "h100-sxm", "--calibration", path))
+    assert "--calibration" in message
+    assert "h200-sxm" in hint
+    assert "--gpu" in one_line_error(run(*PLAN, "--calibration", path))[1]
+    assert "cannot read" in one_line_error(run(*PLAN, "--gpu", "h200-sxm", "--calibration", str(tmp_path)))[0]
+
+
+def test_the_work_without_a_cache(run: Run) -> None:
+    words = ("explain", "llama-3.1-8b", "--prompt-tokens", "100", "--output-tokens", "50")
+    shown = run(*words, "--no-cache", "--format", "text").out
+    assert "Without a cache" in shown
+    assert "50 steps after a prompt of 100" in shown
+    assert "O(n d^2 + n^2 d)" in shown
+    assert json.loads(run(*words, "--no-cache", "--json").out)["no_cache"]["flops_ratio"] > 1
+    assert "Without a cache" not in run(*words, "--format", "text").out

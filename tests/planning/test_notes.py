@@ -1,0 +1,79 @@
+"""What a plan says of layouts and settings, and the advice for hybrids: all of it computed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from kvplan import plan
+from kvplan.planning.plan import Plan
+
+
+def note(result: Plan, words: str) -> str:
+    return next((text for text in result.verdict.notes if words in text), "")
+
+
+def test_a_plain_model_has_no_notes() -> None:
+    assert plan("llama-3.1-8b", gpu="h100-sxm").verdict.notes == ()
+    assert plan("llama-3.1-70b", gpu="h100-sxm", tensor_parallel_size=8).verdict.notes == ()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_copies_of_a_latent_cache(engine: str) -> None:
+    found = note(
+        plan("deepseek-v3", gpu="h200-sxm", tensor_parallel_size=8, engine=engine), "8 ranks hold the same cache"
+    )
+    assert found
+    times = [float(text) for text in re.findall(r"\(([\d.]+) x\)", found)]
+    assert times
+    assert all(3 < value < 8.2 for value in times)
+
+
+def test_the_figures_are_those_of_the_layouts() -> None:
+    found = note(plan("deepseek-v3", gpu="h200-sxm", tensor_parallel_size=8), "ranks hold")
+    dcp = plan("deepseek-v3", gpu="h200-sxm", tensor_parallel_size=8, decode_context_parallel_size=8)
+    assert dcp.capacity is not None
+    assert f"--decode-context-parallel-size 8 holds {dcp.capacity.total_kv_tokens:,}" in found
+    assert note(dcp, "ranks hold") == ""
+
+
+def test_copies_of_few_heads() -> None:
+    found = plan("llama-3.1-70b", gpu="h100-sxm", tensor_parallel_size=16)
+    assert note(found, "2 ranks hold the same cache")
+
+
+def test_a_pool_shorter_than_the_limit() -> None:
+    result = plan("llama-3.1-8b", gpu="rtx-4090", engine="sglang")
+    assert result.verdict.fits is True
+    assert result.capacity is not None
+    text = note(result, "less than the limit")
+    assert f"{result.capacity.max_single_request_tokens:,} tokens" in text
+    assert note(plan("llama-3.1-8b", gpu="h100-sxm", engine="sglang"), "less than the limit") == ""
+
+
+def test_a_format_without_effect_on_short_requests() -> None:
+    def reserved(dtype: str, **more: Any) -> int:
+        return plan(
+            "qwen3-next-80b-a3b", engine="vllm", kv_cache_dtype=dtype, max_model_len=512, **more
+        ).kv.bytes_per_sequence_per_gpu
+
+    assert 0.9 * reserved("auto") < reserved("fp8") <= reserved("auto")
+    short = {"max_model_len": 512, "prompt_tokens": 256, "output_tokens": 256}
+    for dtype in ("auto", "fp8"):
+        assert note(plan("qwen3-next-80b-a3b", kv_cache_dtype=dtype, **short), "fp8 saves only 6% for requests of 512")
+    assert note(plan("qwen3-next-80b-a3b", max_model_len=131072, prompt_tokens=130000), "fp8 saves") == ""
+    assert note(plan("qwen3-32b", kv_cache_dtype="fp8"), "fp8 saves") == ""
+
+
+def test_the_most_sequences_of_a_hybrid() -> None:
+    result = plan("qwen3-next-80b-a3b", gpu="h200-sxm", tensor_parallel_size=2, max_num_seqs=8000)
+    assert result.verdict.fits is False
+    (hint,) = [hint for hint in result.verdict.hints if hint.flag == "--max-num-seqs"]
+
+    def fits(sequences: int) -> bool | None:
+        return plan("qwen3-next-80b-a3b", gpu="h200-sxm", tensor_parallel_size=2, max_num_seqs=sequences).verdict.fits
+
+    assert fits(int(hint.value)) is True
+    assert fits(int(hint.value) + 1) is False
