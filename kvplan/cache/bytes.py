@@ -84,7 +84,28 @@ def sequence_bytes(
     total: Any = tokens * 0
     for layers, mixer in model.mixers(drafts=drafts):
         total = total + layers * (mixer_bytes(mixer, tokens, formats, dcp=dcp) + state_bytes(mixer, formats))
-    return cast("Tokens", total)
+    edge = edge_surplus(model, formats)
+    return cast("Tokens", total + -(-tokens // dcp) * edge if edge else total)
+
+
+def edge_surplus(model: ModelSpec, formats: KvFormats) -> int:
+    """Bytes per token that the first and last layers take above the format, where it leaves them in 16 bits.
+
+    Models with states or windows are quantised throughout. Source: vLLM 0.33.0
+    ``vllm/v1/attention/backends/turboquant_attn.py`` (``Format.edge_layers``).
+    """
+    edge = formats.k.edge_layers
+    if not edge:
+        return 0
+    names = [*model.layers[:edge], *model.layers[edge:][-edge:]]
+    mixers = [mixer for _, mixer in model.mixers()]
+    if any(m.states() or any(s.window is not None for s in m.streams()) for m in mixers):
+        return 0
+    surplus = 0
+    for name in names:
+        for mixer in model.blocks[name].mixers:
+            surplus += sum(2 * s.heads * s.head_dim - size for s, size, _ in stream_rows(mixer, formats))
+    return surplus
 
 
 def fixed_bytes(model: ModelSpec, formats: KvFormats, *, drafts: bool = False) -> int:
@@ -116,6 +137,9 @@ def bytes_per_token(
             shared = stream.ratio * (dcp if stream.window is None else 1)
             scale = lcm(scale, shared)
             parts.append((grows * (layers * size), shared))
+    if edge := edge_surplus(model, formats):
+        scale = lcm(scale, dcp)
+        parts.append((edge, dcp))
     return -(-sum(size * (scale // shared) for size, shared in parts) // scale)
 
 

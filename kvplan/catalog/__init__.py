@@ -152,6 +152,21 @@ def _unknown_model(name: str) -> UnknownNameError:
     return shown
 
 
+def _unknown_gpu(name: str) -> UnknownNameError:
+    """The nearest accelerators by id, alias or driver name, and the way without any."""
+    from kvplan.catalog._names import GPU_NAMES, GPUS
+
+    near: list[str] = []
+    for hit in UnknownNameError("GPU", name, list(dict.fromkeys((*GPUS, *GPU_NAMES)))).near:
+        owner = GPU_NAMES.get(hit, hit)
+        near += [o for o in (owner if isinstance(owner, tuple) else (owner,)) if o not in near]
+    more = "describe it with --gpu-memory and --gpu-bandwidth; `kvplan gpus list` shows all"
+    hint = f"did you mean {', '.join(near[:5])}? or {more}" if near else more
+    shown = UnknownNameError("GPU", name, [], more=hint)
+    shown.near = near[:5]
+    return shown
+
+
 def resolve_gpu_name(text: str) -> str | None:
     """The catalog id behind an accelerator's name (id, alias, or what its driver prints), or None.
 
@@ -200,7 +215,6 @@ def load_gpu(name: str) -> GpuSpec:
 
     found = resolve_gpu_name(name)
     if found is None:
-        more = "or describe it with --gpu-memory and --gpu-bandwidth"
-        raise UnknownNameError("GPU", name, gpu_ids(), more=more)
+        raise _unknown_gpu(name)
     data = files.read_yaml(os.path.join(files.gpus_folder(), GPUS[found].split()[0], f"{found}.yaml"))
     return gpu_from_plain(data, where=f"{found}.yaml")

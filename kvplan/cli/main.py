@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import sys
@@ -81,6 +82,8 @@ def _described(error: Exception) -> tuple[int, str, str | None]:
         return 2, *_usage(error)
     if isinstance(error, RecursionError):
         return 2, "the input nests too deeply", "flatten it"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF):
+        return 2, f"cannot write to standard output: {error.strerror}", "write to a file with -o FILE"
     if isinstance(error, MemoryError):
         return 2, "out of memory", "give it a smaller input"
     return 2, f"internal error: {type(error).__name__}: {error}", "this is a bug in kvplan; --debug shows where"

@@ -22,6 +22,8 @@ _SUFFIXES = {
     ".parquet": "parquet",
 }  # fmt: skip
 _COLORS = ("auto", "always", "never")
+_WIDEST = 500
+"""Columns beyond which a line is no easier to read, and a bar takes long to draw."""
 _LONGEST = 2000
 """Characters of a message on stderr; a longer one comes from a hostile name."""
 
@@ -176,6 +178,8 @@ def say(text: str, *, head: str = "", color: bool = False) -> None:
     if head:
         styles = {"error": "\033[1;31m", "warning": "\033[33m", "hint": "\033[36m"}
         line = f"{styles[head]}{head}:\033[0m {line}" if color else f"{head}: {line}"
+    if sys.stderr is None:  # print() would take standard output instead
+        return
     try:
         print(line, file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -194,7 +198,7 @@ def terminal_width() -> int:
     """Columns to draw a table in: ``COLUMNS``, the terminal's, or 80."""
     from shutil import get_terminal_size
 
-    return max(get_terminal_size((80, 24)).columns, 20)
+    return min(max(get_terminal_size((80, 24)).columns, 20), _WIDEST)
 
 
 def write_file(path: str, text: str) -> None:

@@ -11,7 +11,7 @@ from kvplan.cli.app import SETTINGS
 from kvplan.errors import InputError
 
 if TYPE_CHECKING:
-    from kvplan.cli.deployment import Deployment
+    from kvplan.deployment import Deployment
     from kvplan.render.grid import Document
 
 app = typer.Typer(**SETTINGS)
@@ -26,7 +26,7 @@ def plan(
     ] = None,
 ) -> int:
     """Does this deployment fit, and how many tokens and requests does it hold: the capacity report."""
-    from kvplan.cli.deployment import find_deployment, of_log
+    from kvplan.deployment import find_deployment, of_log
 
     given = flags.read(ctx)
     several = given.pop("engine") if is_list(given.get("engine")) else None

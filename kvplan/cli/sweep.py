@@ -15,7 +15,7 @@ from kvplan.cli.output import FORMATS, Output
 from kvplan.errors import InputError, KvplanError
 
 if TYPE_CHECKING:
-    from kvplan.cli.deployment import Deployment
+    from kvplan.deployment import Deployment
     from kvplan.planning.sweep import Block, Sweep
     from kvplan.planning.sweep_axes import Axis
 
@@ -75,7 +75,7 @@ def sweep(
 
 def lookup_of(model: str, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     """From values of structural settings to a deployment; what has the same names is looked up once."""
-    from kvplan.cli.deployment import find_deployment
+    from kvplan.deployment import find_deployment
     from kvplan.planning.sweep import Base
 
     @cache

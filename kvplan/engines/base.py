@@ -243,6 +243,10 @@ class Engine:
         """Speculative decoding of a deployment; None: off, or nothing that this engine has."""
         return None
 
+    def served_dtype(self, model: ModelSpec) -> str:
+        """The dtype of unquantised weights and of the cache in service: 16 bits also for fp32 checkpoints."""
+        return "bf16" if model.dtype == "fp32" else model.dtype
+
     def own_draft_layers(self, model: ModelSpec) -> tuple[str, ...]:
         """Block names of the model's own draft layers.
 
@@ -262,6 +266,10 @@ class Engine:
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         """Layers per pipeline stage (there are `settings.pipeline_parallel_size`)."""
         raise NotImplementedError
+
+    def expert_tensor_ranks(self, settings: Settings) -> int:
+        """Ranks over which routed experts are cut where they are not dealt whole."""
+        return settings.tensor_parallel_size
 
     def vocab_rows(self, vocab_size: int, tp: int) -> int:
         """Rows of the embedding that one rank holds."""

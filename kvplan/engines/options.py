@@ -70,7 +70,7 @@ def parse_share(text: str, flag: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 < value <= 1:
-        hint = f"type {value / 100:g}" if 1 < value <= 100 else "type a number above 0 and up to 1, such as 0.92"
+        hint = f"type {value / 100:g}" if 2 <= value <= 100 else "type a number above 0 and up to 1, such as 0.92"
         raise InputError(f"{printable(text, 40)!r} is not a share of the memory", where=flag, hint=hint)
     return value
 
@@ -90,7 +90,14 @@ def parse_engine_bytes(text: str, flag: str) -> int:
 
     Source: vLLM 0.33.0 ``vllm/engine/arg_utils.py``, ``human_readable_int``.
     """
-    return parse_size(text, flag) if text.strip().lower().endswith("b") else parse_tokens(text, flag)
+    if text.strip().lower().endswith("b"):
+        return parse_size(text, flag)
+    try:
+        return parse_tokens(text, flag)
+    except InputError:
+        raise InputError(
+            f"{printable(text, 40)!r} is not a size", where=flag, hint="write it as 40GiB, 40GB or 42949672960"
+        ) from None
 
 
 def parse_text(text: str, flag: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.sharding import legal_sizes
 from kvplan.errors import KvplanError
-from kvplan.planning.evaluate import Outcome, evaluate
+from kvplan.planning.evaluate import Outcome, evaluate, running_at_once
 from kvplan.planning.plan import Hint
 from kvplan.units import gib
 
@@ -98,10 +98,7 @@ def _shorter(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -
     tried = attempt(max_model_len=length) if length else None
     if tried is None or tried.kv_bytes is None:
         return
-    runs = (
-        engine.requests_at(tried.stages, tried.settings, tried.kv_bytes, settings.request_tokens)
-        * settings.data_parallel_size
-    )
+    runs = running_at_once(engine, tried.stages, tried.settings, tried.kv_bytes)
     wanted = f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens"
     effect = f"it starts; {runs:,} of the {wanted} hold at once"
     yield Hint("--max-model-len", str(length), effect)
@@ -111,10 +108,7 @@ def _fewer_requests(model: ModelSpec, engine: Engine, outcome: Outcome, attempt:
     settings = outcome.settings
     if outcome.pool is None or not outcome.pool.starts or outcome.kv_bytes is None:
         return
-    runs = (
-        engine.requests_at(outcome.stages, settings, outcome.kv_bytes, settings.request_tokens)
-        * settings.data_parallel_size
-    )
+    runs = running_at_once(engine, outcome.stages, settings, outcome.kv_bytes)
     if 0 < runs < settings.concurrency:
         yield Hint("--concurrency", str(runs), f"{runs:,} requests of {settings.request_tokens:,} tokens hold at once")
 

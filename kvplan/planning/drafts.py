@@ -15,11 +15,13 @@ _PREFIX = "draft: "
 
 
 def served_model(model: ModelSpec, engine: Engine, settings: Settings) -> ModelSpec:
-    """The model with exactly the draft layers that run under these settings.
+    """The model with exactly the draft layers that run under these settings, in the dtype it is served in.
 
     Raises:
         KvplanError: a draft that cannot be found, or that the model does not have.
     """
+    if (dtype := engine.served_dtype(model)) != model.dtype:
+        model = replace(model, dtype=dtype)
     spoken = engine.speculation(settings)
     if spoken is None or not spoken.caches:
         return replace(model, draft_layers=(), draft_tensors=()) if model.draft_layers or model.draft_tensors else model

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvplan.cache.sharding import shard_model
@@ -68,14 +69,15 @@ def build_stages(
     """
     pp, tp = settings.pipeline_parallel_size, settings.tensor_parallel_size
     expert_ranks = tp * settings.data_parallel_size if settings.enable_expert_parallel else 1
+    cut = engine.expert_tensor_ranks(settings)
     stages: list[Stage] = []
     roles: list[tuple[RoleWeights, ...]] = []
     start = 0
-    whole = shard_model(model, tp=tp, expert_ranks=expert_ranks) if pp > 1 else None
+    whole = shard_model(model, tp=tp, expert_ranks=expert_ranks, expert_tp=cut) if pp > 1 else None
     for index, count in enumerate(engine.split_layers(model.num_layers, settings)):
         first, last = index == 0, index == pp - 1
         layers = model.layers[start : start + count] if pp > 1 else None
-        rank = shard_model(model, tp=tp, layers=layers, drafts=last, expert_ranks=expert_ranks)
+        rank = shard_model(model, tp=tp, layers=layers, drafts=last, expert_ranks=expert_ranks, expert_tp=cut)
         rows = engine.vocab_rows(model.vocab_size, tp)
         held = rank_weights(
             model, rank, weights, tp=tp, vocab_rows=rows, first=first, last=last, first_layer=start, drafts=True
@@ -141,6 +143,18 @@ def evaluate(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Se
     return Outcome(settings, stages, roles, weights, falls, kv, pool, fits, binding, reason)
 
 
+def running_at_once(engine: Engine, stages: tuple[Stage, ...], settings: Settings, kv: tuple[int, ...]) -> int:
+    """The most requests of the workload, up to its concurrency, that hold at once, the prefix shared."""
+    low, high = 0, settings.concurrency + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if engine.holds(stages, replace(settings, concurrency=middle), kv):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 class Obstacle(NamedTuple):
     """One reason why a deployment may not fit."""
 
@@ -174,13 +188,16 @@ def obstacles(
         )
 
     def too_many() -> str:
-        runs = engine.requests_at(stages, settings, kv, settings.request_tokens) * settings.data_parallel_size
+        runs = running_at_once(engine, stages, settings, kv)
         wanted = f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens"
         return f"{wanted} do not hold at once; {runs:,} do"
 
     if pool is None:
         yield Obstacle(True, "kv", too_long)
         return
+    for fall, used in zip(falls or (), pool.used_bytes, strict=False):
+        if settings.num_gpu_blocks_override is not None:
+            yield _override(fall, used)
     yield Obstacle(bool(pool.refusal), "kv", lambda: pool.refusal)
     yield Obstacle(opposite(pool.starts), "kv", too_long)
     yield Obstacle(opposite(engine.holds(stages, settings, kv)), "kv", too_many)
@@ -206,6 +223,14 @@ def _on_rank(settings: Settings, fall: Waterfall, where: str) -> Iterator[Obstac
         needed > fall.total_bytes, "kv",
         lambda: f"with the cache asked for, {gib(needed)} per GPU{where} are needed of {gib(fall.total_bytes)}",
     )  # fmt: skip
+
+
+def _override(fall: Waterfall, used: int) -> Obstacle:
+    """Blocks that the user asked for, whatever the memory."""
+    room = fall.total_bytes - sum(t.bytes for t in fall.terms)
+    return Obstacle(
+        used > room, "kv", lambda: f"the blocks asked for take {gib(used)} per GPU, beside the rest there are {gib(room)}"
+    )
 
 
 def _judge(found: Iterator[Obstacle]) -> tuple[bool, Binding | None, str]:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.cache.bytes import KvFormats, bytes_per_token, fixed_bytes, sequence_bytes, stream_rows
 from kvplan.engines import get_engine
+from kvplan.errors import InputError
+from kvplan.planning.drafts import served_model
 from kvplan.planning.kv import exceeds_at
 from kvplan.planning.plan import to_plain
-from kvplan.planning.settings import resolve
+from kvplan.planning.settings import FIT, resolve
 from kvplan.planning.weights import rank_weights, total_bytes, weight_format
 
 if TYPE_CHECKING:
@@ -107,7 +109,10 @@ def explain(model: ModelSpec, given: dict[str, Any], *, saved: bool = False) -> 
         KvplanError: an unknown format or a missing maximum length.
     """
     engine = get_engine("generic")
+    if given.get("max_model_len") == FIT:
+        raise InputError("-1 needs a memory to fit the length to", where="--max-model-len", hint="type a length")
     settings, _ = resolve(model, None, engine, given)
+    model = served_model(model, engine, settings)
     formats, length = engine.kv_formats(model, settings), settings.max_model_len
     weights = weight_format(model, settings.weights)
     roles = rank_weights(model, model, weights, tp=1, vocab_rows=model.vocab_size)

@@ -16,7 +16,7 @@ from kvplan.cache.bytes import (
     stream_rows,
 )
 from kvplan.planning.plan import KvFigures, KvGroup, SharedPrefix
-from kvplan.spec.arrays import is_array, largest
+from kvplan.spec.arrays import is_array, largest, smaller
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings, Stage
@@ -70,8 +70,9 @@ def kv_figures(
     shared = None
     if is_array(settings.shared_prefix_tokens) or settings.shared_prefix_tokens:
         tokens = engine.shared_prefix_tokens(model, settings)
-        saved = (settings.concurrency_per_replica - 1) * prefix_bytes(model, tokens, formats)
-        shared = SharedPrefix(tokens, saved * settings.data_parallel_size)
+        # every replica that runs a request stores the prefix once
+        copies = settings.concurrency - smaller(settings.concurrency, settings.data_parallel_size)
+        shared = SharedPrefix(tokens, copies * prefix_bytes(model, tokens, formats))
     return KvFigures(
         bytes_per_token=bytes_per_token(model, formats, drafts=True),
         bytes_per_token_per_gpu=per_gpu,

@@ -55,16 +55,21 @@ def read_calibration(path: str, gpu: GpuSpec | None) -> Calibration:
 def fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Settings) -> Settings:
     """``--max-model-len -1``: the model's maximum, or what the memory allows of it."""
     limit = model.max_position_embeddings
+    if limit is None:
+        raise InputError(
+            f"-1 fits the length up to the model's maximum, which {model.id} does not say",
+            where="--max-model-len",
+            hint="type a number of tokens",
+        )
     sources = {**settings.defaults, "max_model_len": "fitted to the memory"}
-    tried = replace(with_length(settings, limit or 1), defaults=sources)
+    tried = replace(with_length(settings, limit), defaults=sources)
     outcome = evaluate(model, gpu, engine, tried)
     if outcome.kv_bytes is None:
         raise InputError(
             "-1 fits the length to the memory, and no memory is given", where="--max-model-len", hint="add --gpu NAME"
         )
     longest = outcome.pool.max_single_request_tokens if outcome.pool else 0
-    fitted = min(longest, limit) if limit else longest
-    return with_length(tried, max(1, fitted))
+    return with_length(tried, max(1, min(longest, limit)))
 
 
 def _assemble(
@@ -165,7 +170,8 @@ def _kv_row_bytes(engine: Engine, outcome: Outcome, stage: int) -> int:
     """Bytes of cache on a rank: what the budget leaves, what was asked for or laid out; never below 0."""
     if outcome.kv_bytes is None:
         return 0
-    if not engine.fills_budget and outcome.pool is not None:
+    laid_out = not engine.fills_budget or outcome.settings.num_gpu_blocks_override is not None
+    if laid_out and outcome.pool is not None:
         return outcome.pool.used_bytes[stage]
     return max(0, outcome.kv_bytes[stage])
 

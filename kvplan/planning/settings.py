@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.base import Engine, Settings
-from kvplan.errors import InputError, UnknownNameError, UnsupportedError
+from kvplan.errors import InputError, UnknownNameError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
@@ -30,7 +30,13 @@ _COUNTS = {
 }  # fmt: skip
 """Whole-number settings above zero, and the largest value that is not a slip of the hand."""
 
+_TEXTS = ("kv_cache_dtype", "weights", "mamba_ssm_cache_dtype")
+_SWITCHES = ("enable_expert_parallel", "enforce_eager", "enable_prefix_caching", "allow_long_max_model_len")
+_SHARES = ("gpu_memory_utilization",)
 _MAY_BE_ZERO = ("shared_prefix_tokens", "output_tokens")
+
+MAX_WORLD_SIZE = 4096
+"""GPUs of the largest deployment that is worked out rank by rank."""
 
 FIT = -1
 """``max_model_len`` of -1: as long as the memory allows."""
@@ -87,13 +93,13 @@ def _check_names(engine: Engine, given: dict[str, Any]) -> None:
     for name in given:
         if name in known:
             continue
-        if name in Settings.__dataclass_fields__ and name not in ("extra", "defaults", "engine", "engine_version"):
-            raise InputError(
-                f"{engine.name} has no such setting",
-                where=flag_name(name),
-                hint="leave it out, or choose another --engine",
-            )
-        raise UnknownNameError("setting", name, sorted(known))
+        if nearest(name, sorted(known)) and name not in Settings.__dataclass_fields__:
+            raise UnknownNameError("setting", name, sorted(known), where=f"--engine {engine.name}")
+        raise InputError(
+            f"{engine.name} has no such setting",
+            where=flag_name(name),
+            hint="leave it out, or choose another --engine",
+        )
 
 
 def _check_range(name: str, value: Any) -> None:
@@ -105,6 +111,12 @@ def _check_range(name: str, value: Any) -> None:
             raise InputError(f"{value} is too small", where=flag_name(name), hint=f"at least {least}")
         if value > _COUNTS.get(name, 1 << 40):
             raise InputError(f"{value:,} is absurdly large", where=flag_name(name), hint="check the digits")
+    if name in _TEXTS and not isinstance(value, str):
+        raise InputError(f"{value!r} is not a name", where=flag_name(name), hint="type a name, such as bf16")
+    if name in _SWITCHES and not isinstance(value, bool):
+        raise InputError(f"{value!r} is neither True nor False", where=flag_name(name), hint="type True or False")
+    if name in _SHARES and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise InputError(f"{value!r} is not a number", where=flag_name(name), hint="type a number such as 0.92")
     if name == "gpu_memory_utilization" and not 0 < value <= 1:
         raise InputError(
             f"{value} is not a share of the memory",
@@ -127,6 +139,10 @@ def _check_layout(model: ModelSpec, settings: Settings) -> list[str]:
             where="--pipeline-parallel-size",
             hint=f"at most {model.num_layers}",
         )  # fmt: skip
+    if world > MAX_WORLD_SIZE:
+        raise InputError(
+            f"tp x pp x dp makes {world:,} GPUs", where="--data-parallel-size", hint=f"at most {MAX_WORLD_SIZE:,}"
+        )
     if settings.gpus < world:
         raise InputError(
             f"tp x pp x dp needs {world} GPUs, not {settings.gpus}",

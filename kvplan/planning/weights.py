@@ -47,8 +47,10 @@ def weight_format(model: ModelSpec, name: str) -> WeightFormat:
     chosen = get_format(name, use="weights", where="--weights")
     if chosen.block_elements == 1 and chosen.block_bytes >= 2 and not chosen.mix:
         return WeightFormat(chosen, frozenset(), chosen, "--weights")
-    if chosen.rest_format is not None:
+    if chosen.rest_format is not None:  # GGUF: vectors in fp32, encoders in a 16-bit file of their own
+        towers = {"tower": get_format("fp16")}
         rest = get_format(chosen.rest_format, use="weights")
+        return WeightFormat(chosen, frozenset(chosen.weight_roles), rest, "--weights", towers)
     return WeightFormat(chosen, frozenset(chosen.weight_roles), rest, "--weights")
 
 

@@ -70,16 +70,12 @@ def model_from_text(text: str, name: str) -> ModelSpec:
 
 def lint_model_file(path: str | os.PathLike[str]) -> list[Finding]:
     """Every problem of a model file: what the types refuse, or else what they cannot see."""
-    from kvplan.sources.spec_lint import model_findings
-
-    return _lint(path, "model", model_findings)
+    return _lint(path, "model")
 
 
 def lint_gpu_file(path: str | os.PathLike[str]) -> list[Finding]:
     """Every problem of an accelerator file."""
-    from kvplan.sources.spec_lint import gpu_findings
-
-    return _lint(path, "gpu", gpu_findings)
+    return _lint(path, "gpu")
 
 
 def _load(path: str | os.PathLike[str], what: Literal["model", "gpu"]) -> object:
@@ -90,6 +86,8 @@ def _load(path: str | os.PathLike[str], what: Literal["model", "gpu"]) -> object
 def _checked(data: Any, positions: Positions, name: str, what: Literal["model", "gpu"]) -> object:
     spec, findings = _validate(data, positions, name, what)
     if not findings:
+        findings = [f for f in _remarks(spec, data, positions, name, what) if f.level == "error"]
+    if not findings:
         return spec
     error = findings[0].as_error()
     if len(findings) > 1:
@@ -98,7 +96,7 @@ def _checked(data: Any, positions: Positions, name: str, what: Literal["model", 
     raise error
 
 
-def _lint(path: str | os.PathLike[str], what: Literal["model", "gpu"], look: Any) -> list[Finding]:
+def _lint(path: str | os.PathLike[str], what: Literal["model", "gpu"]) -> list[Finding]:
     name = printable(os.fspath(path))
     try:
         data, positions = read_yaml(path)
@@ -110,10 +108,19 @@ def _lint(path: str | os.PathLike[str], what: Literal["model", "gpu"], look: Any
     spec, findings = _validate(data, positions, name, what)
     if spec is None:
         return findings
-    found = [
+    return sorted(_remarks(spec, data, positions, name, what), key=lambda f: (f.level != "error", f.line))
+
+
+def _remarks(
+    spec: object, data: Any, positions: Positions, name: str, what: Literal["model", "gpu"]
+) -> list[Finding]:
+    """What the types cannot see in a well-formed spec."""
+    from kvplan.sources import spec_lint
+
+    look: Any = spec_lint.model_findings if what == "model" else spec_lint.gpu_findings
+    return [
         Finding(level, message, name, line_of(positions, path), hint) for level, message, path, hint in look(spec, data)
     ]
-    return sorted(found, key=lambda f: (f.level != "error", f.line))
 
 
 def _validate(

@@ -91,9 +91,13 @@ class MoeFfn(LayerPart):
 
     def shard(self, tp: int) -> MoeFfn:
         """Every expert's wide dimension divided, and the shared experts'."""
+        return self.cut(tp, tp)
+
+    def cut(self, ranks: int, tp: int) -> MoeFfn:
+        """Every routed expert's wide dimension divided over `ranks`, the shared experts' over `tp`."""
         return replace(
             self,
-            intermediate_size=-(-self.intermediate_size // tp),
+            intermediate_size=-(-self.intermediate_size // ranks),
             shared_intermediate_size=-(-self.shared_intermediate_size // tp),
         )
 

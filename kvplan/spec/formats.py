@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.errors import UnknownNameError
+from kvplan.errors import InputError, UnknownNameError
 from kvplan.spec.format_table import FORMAT_ALIASES, FORMATS, MATRICES
 
 
@@ -115,6 +115,19 @@ class Format:
 def format_names(use: str | None = None) -> list[str]:
     """Canonical names, in table order; with `use` (``cache`` or ``weights``) those that serve it."""
     return [name for name in FORMATS if _serves(name, use)]
+
+
+def element_bytes(name: str, where: str) -> int:
+    """Bytes of one element of a state stored as `name`.
+
+    Raises:
+        UnknownNameError: no such format.
+        InputError: a format in blocks or with scales; states are stored plain.
+    """
+    found = get_format(name, use="cache", where=where)
+    if found.block_elements != 1 or found.scale not in ("none", "tensor"):
+        raise InputError(f"states are not stored in {found.name}", where=where, hint=f"type {where} float32 or bfloat16")
+    return found.block_bytes
 
 
 def get_format(name: str, *, use: str | None = None, where: str | None = None) -> Format:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -318,3 +319,9 @@ def test_figures_by_name_part_and_group() -> None:
     assert figure_names(["all"]) == list(FIGURES)
     with pytest.raises(UnknownNameError, match="no_such"):
         figure_names(["no_such"])
+
+
+def test_the_page_lists_every_figure() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text(encoding="utf-8")
+    for name, figure in FIGURES.items():
+        assert f"| `{name}` | {figure.type} | {figure.text} |" in page

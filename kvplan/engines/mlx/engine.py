@@ -73,6 +73,10 @@ class Mlx(SequenceEngine):
         limit = maybe_number(settings, "iogpu_wired_limit_mb")
         return total_bytes if limit is None else min(total_bytes, limit * MIB)
 
+    def served_dtype(self, model: ModelSpec) -> str:
+        """As the checkpoint has it."""
+        return model.dtype
+
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
         key, bits = architecture_key(model), self._bits(settings)
         warnings: list[str] = []

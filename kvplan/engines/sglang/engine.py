@@ -17,7 +17,7 @@ from kvplan.engines.sglang.models import has_window_pool
 from kvplan.engines.sglang.pools import PADDING_SLOT_SINCE, Cell, Pools, cell, held_bytes, pools_of
 from kvplan.engines.versions import VersionedEngine
 from kvplan.errors import UnsupportedError
-from kvplan.spec.formats import get_format
+from kvplan.spec.formats import element_bytes, get_format
 from kvplan.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Sglang(VersionedEngine):
             k = v = get_format("fp8_ds_mla")
         asked = settings.mamba_ssm_cache_dtype
         name = (model.recurrent_dtype or "fp32") if asked == "auto" else asked
-        recurrent = get_format(name, where="--mamba-ssm-cache-dtype").block_bytes
+        recurrent = element_bytes(name, "--mamba-ssm-cache-dtype")
         return KvFormats(k, v, index if sparse else k, 2, recurrent)
 
     def budget_bytes(self, total_bytes: int, settings: Settings) -> int:

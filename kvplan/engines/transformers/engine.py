@@ -78,6 +78,10 @@ class Transformers(SequenceEngine):
                 }
         return found
 
+    def served_dtype(self, model: ModelSpec) -> str:
+        """As the checkpoint has it."""
+        return model.dtype
+
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
         layout, rows = self.layout(model, settings), self.rows(model, settings)
         if layout.implementation == "quantized":

@@ -10,6 +10,7 @@ from kvplan.engines.vllm import backends, layout
 from kvplan.engines.vllm.layers import has_states, v4_format
 from kvplan.engines.vllm.states import gdn_prefill_backend, recurrent_bytes, state_dtypes
 from kvplan.engines.vllm.versions import Rules, Version
+from kvplan.engines.generic import check_context_parallel
 from kvplan.errors import InputError, UnsupportedError, nearest
 from kvplan.spec.formats import Format, get_format
 from kvplan.units import GIB
@@ -139,7 +140,7 @@ def _plain_format(model: ModelSpec, dtype: str) -> Format:
     found = get_format(key, use="cache", where="--kv-cache-dtype")
     if value and get_format(value, use="cache", where="--kv-cache-dtype").name != found.name:
         raise UnsupportedError(
-            "vLLM stores K and V in one format", where="--kv-cache-dtype", hint=f"type --kv-cache-dtype {key}"
+            "vLLM stores K and V in one format", where="--kv-cache-dtype", hint="name one, such as fp8"
         )
     return found
 
@@ -247,14 +248,12 @@ def _check_block(model: ModelSpec, settings: Settings, rules: Rules) -> None:
 
 
 def _check_context_parallel(model: ModelSpec, settings: Settings) -> None:
-    """DCP splits tokens over the copies that tensor parallelism makes of a KV head; latent rows have tp copies.
-
-    Source: vLLM 0.33.0 ``vllm/config/model.py``, ``verify_with_parallel_config``.
-    """
-    dcp, tp = settings.decode_context_parallel_size, settings.tensor_parallel_size
+    """DCP splits tokens over the copies of a KV head; vLLM shares those of layers without a window only."""
+    dcp = settings.decode_context_parallel_size
     if dcp == 1:
         return
     where = "--decode-context-parallel-size"
+    check_context_parallel(model, settings)
     for mixer in layout.mixers_of(model):
         streams = mixer.streams()
         if not streams or streams[0].name in ("latent", "window"):
@@ -264,14 +263,8 @@ def _check_context_parallel(model: ModelSpec, settings: Settings) -> None:
                 "vLLM does not share the tokens of windowed layers", where=where, hint=f"type {where} 1"
             )
         heads = streams[0].heads
-        copies = tp // heads if tp > heads else 1
-        if dcp > copies:
-            raise UnsupportedError(
-                f"decode context parallelism of {dcp} needs {dcp} copies of each KV head; tensor parallel size {tp} "
-                f"over {heads} KV heads makes {copies}",
-                where=where,
-                hint=f"type {where} {copies} or a larger --tensor-parallel-size",
-            )
         per_head = getattr(mixer, "query_heads", heads) // heads
         if per_head % dcp:
-            raise UnsupportedError(f"{per_head} query heads per KV head are not a multiple of {dcp}", where=where)
+            raise UnsupportedError(
+                f"{per_head} query heads per KV head are not a multiple of {dcp}", where=where, hint=f"type {where} 1"
+            )

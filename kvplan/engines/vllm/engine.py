@@ -100,6 +100,13 @@ class Vllm(Engine):
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         return balanced_split(num_layers, settings.pipeline_parallel_size)
 
+    def expert_tensor_ranks(self, settings: Settings) -> int:
+        """Experts are cut over the replicas too: ``FusedMoEParallelConfig.make`` flattens dp into tp.
+
+        Source: vLLM 0.33.0 ``vllm/model_executor/layers/fused_moe/config.py``.
+        """
+        return settings.tensor_parallel_size * settings.data_parallel_size
+
     def vocab_rows(self, vocab_size: int, tp: int) -> int:
         """The vocabulary is padded to a multiple of 64, then divided."""
         return -(-(-(-vocab_size // 64) * 64) // tp)

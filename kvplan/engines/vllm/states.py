@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.engines.vllm.versions import Rules
 from kvplan.errors import UnsupportedError
-from kvplan.spec.formats import get_format
+from kvplan.spec.formats import element_bytes, get_format
 
 if TYPE_CHECKING:
     from kvplan.spec.kind import CacheKind
@@ -66,9 +66,9 @@ def state_dtypes(model: ModelSpec, rules: Rules, *, conv: str = "auto", recurren
         recurrent: ``--mamba-ssm-cache-dtype``.
     """
     own = get_format(model.dtype).block_bytes
-    conv_bytes = own if conv == "auto" else get_format(conv, where="--mamba-cache-dtype").block_bytes
+    conv_bytes = own if conv == "auto" else element_bytes(conv, "--mamba-cache-dtype")
     if recurrent != "auto":
-        return StateDtypes(conv_bytes, get_format(recurrent, where="--mamba-ssm-cache-dtype").block_bytes)
+        return StateDtypes(conv_bytes, element_bytes(recurrent, "--mamba-ssm-cache-dtype"))
     asked = get_format(model.recurrent_dtype).block_bytes if model.recurrent_dtype else None
     if model.architecture in NEMOTRON_H and rules.has("nemotron_state_fp16"):
         return StateDtypes(conv_bytes, asked or (_FP32 if rules.has("nemotron_state_fp32") else _FP16))

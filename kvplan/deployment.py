@@ -1,9 +1,11 @@
-"""What the planning verbs are asked about: a model, or a command line that starts one, with the flags over it."""
+"""What a plan is asked about: a model, or a command line that starts one, with the flags over it."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvplan.engines import DEFAULT_ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,9 +31,9 @@ class Deployment(NamedTuple):
 
     def plan(self) -> Plan:
         """The plan, with what was taken from a command line in its inputs and warnings."""
-        from kvplan.api import plan
+        from kvplan.planning.planner import plan_deployment
 
-        result = plan(self.model, gpu=self.gpu, engine=self.engine, **self.settings)
+        result = plan_deployment(self.model, self.gpu, self.engine, self.settings)
         if self.report is not None:
             result.inputs["command"] = self.report.to_dict()
         result.inputs["defaults"].update(self.origins or {})
@@ -50,7 +52,7 @@ def find_deployment(text: str, given: dict[str, Any]) -> Deployment:
     command = find_command(text)
     if command is not None:
         return _of_command(command, given)
-    engine = given.pop("engine", "vllm")
+    engine = given.pop("engine", DEFAULT_ENGINE)
     if engine.partition("@")[0] == "vllm" and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
         given["allow_long_max_model_len"] = True
     gpu = _gpu(given, None)
