@@ -117,7 +117,7 @@ def _looks_like_option(arg: str) -> bool:
     return len(arg) > 1 and arg[0] == "-"
 
 
-def _output_options() -> list[TyperOption]:
+def _output_options(formats: Sequence[str]) -> list[TyperOption]:
     """The options that every verb has; their values reach the verb as an `Output`."""
 
     def option(*names: str, text: str, **settings: Any) -> TyperOption:
@@ -125,7 +125,7 @@ def _output_options() -> list[TyperOption]:
 
     return [
         option(
-            "out_format", "--format", metavar="NAME", text=f"{', '.join(FORMATS)}; a table on a terminal, else text"
+            "out_format", "--format", metavar="NAME", text=f"{', '.join(formats)}; a table on a terminal, else text"
         ),
         option("out_json", "--json", is_flag=True, text="short for --format json"),
         option("out_file", "-o", "--output", metavar="FILE", text="write there, whole or not at all"),
@@ -143,7 +143,7 @@ class Verb(TyperCommand):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.params += _output_options()
+        self.params += _output_options(self.formats)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         flags = _Flags(self.get_params(ctx), ctx.command_path)

@@ -132,7 +132,8 @@ def _validate(
     from kvplan.sources import schema
 
     def finding(message: str, path: Path, hint: str | None = None) -> Finding:
-        return Finding("error", message, name, line_of(positions, path), hint)
+        said = hint or f"`kvplan {what}s schema` describes the file" if what == "model" else hint
+        return Finding("error", message, name, line_of(positions, path), said)
 
     cls, tag = schema.SCHEMAS[what]
     if not isinstance(data, dict):

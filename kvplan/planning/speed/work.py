@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.cache.bytes import KvFormats, rows_of, state_bytes
+from kvplan.cache.bytes import KvFormats, edge_surplus, rows_of, state_bytes
 from kvplan.spec.arrays import smaller, whole
 from kvplan.spec.ffn import MoeFfn
 from kvplan.spec.kind import CacheKind, Tokens
@@ -78,6 +78,8 @@ class StageWork(NamedTuple):
     hidden_size: int
     vocab_rows: int
     """Rows of the head on this rank; 0 on stages without it."""
+    spec: ModelSpec
+    """The model as this rank sees it."""
 
 
 def stage_work(
@@ -107,6 +109,7 @@ def stage_work(
         state_bytes=sum(layers * state_bytes(mixer, formats) for layers, mixer in counted),
         dcp=settings.decode_context_parallel_size, kernels=_kernels(spec, head_bytes > 0),
         hidden_size=model.hidden_size, vocab_rows=head_parameters // (model.embedding_size or model.hidden_size),
+        spec=spec,
     )  # fmt: skip
 
 
@@ -169,7 +172,8 @@ def kv_bytes(work: StageWork, context: Tokens) -> Any:
             if fmt.residual_tokens:
                 newest = smaller(entries, fmt.residual_tokens)
                 total = total + newest * (layers * (stream.heads * stream.head_dim * 2 - size))
-    return total
+    edge = edge_surplus(work.spec, work.formats)
+    return total + mine * edge if edge else total
 
 
 def token_parameters(work: StageWork, *, head: bool = True) -> int:
