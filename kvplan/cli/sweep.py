@@ -129,7 +129,7 @@ def _write(made: Sweep, out: Output, title: str, asked: bool) -> int:
             text = ""
     if text:
         out.write(text)
-    return counts.status(out)
+    return counts.status(out, made.size)
 
 
 class _Counts:
@@ -151,11 +151,17 @@ class _Counts:
             reasons = numpy.broadcast_to(block.refused.values, block.shape)
             self.reason = str(reasons[gone][0])
 
-    def status(self, out: Output) -> int:
-        if self.refused == self.cells:
+    def status(self, out: Output, size: int) -> int:
+        """0; says how many are refused. `size` is that of the whole grid, of which a table may hold the first part.
+
+        Raises:
+            InputError: all are.
+        """
+        if self.refused == size:
             raise InputError(f"every plan is refused; the first: {self.reason}", hint="vary within what is legal")
         if self.refused:
-            out.note(f"refused: {self.refused:,} of {self.cells:,} plans, for instance {self.reason}")
+            of = f"{size:,} plans" if self.cells == size else f"the first {self.cells:,} plans"
+            out.note(f"refused: {self.refused:,} of {of}, for instance {self.reason}")
         return 0
 
 

@@ -210,6 +210,9 @@ class Engine:
     smaller_kv_formats: tuple[str, ...] = ()
     """KV formats that advice tries where the cache does not fit, mildest first."""
 
+    smaller_weights: tuple[str, ...] = ("fp8", "awq")
+    """Weight formats that advice tries where the weights bind, mildest first."""
+
     def __init__(self, version: str | None = None) -> None:
         """The engine at a version; engines that know one version refuse others.
 

@@ -38,7 +38,7 @@ def hints(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcom
             return None
 
     found: list[Hint] = []
-    for advise in (_fewer_sequences, _shorter, _fewer_requests, _smaller_format, _more_gpus, _utilization):
+    for advise in (_fewer_sequences, _shorter, _fewer_requests, _smaller_format, _smaller_weights, _more_gpus, _utilization):
         found += advise(model, engine, outcome, attempt)
     return tuple(found)
 
@@ -126,6 +126,18 @@ def _smaller_format(model: ModelSpec, engine: Engine, outcome: Outcome, attempt:
                 name,
                 f"a request of the maximum length takes {gib(then)} per GPU instead of {gib(now)}",
             )
+            return
+
+
+def _smaller_weights(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
+    if outcome.binding == "kv" or outcome.settings.weights != "auto":
+        return
+    now = max(stage.weights_bytes for stage in outcome.stages)
+    for name in engine.smaller_weights:
+        tried = attempt(weights=name)
+        if tried is not None and tried.fits:
+            then = max(stage.weights_bytes for stage in tried.stages)
+            yield Hint("--weights", name, f"a checkpoint in {name} takes {gib(then)} per GPU instead of {gib(now)}")
             return
 
 

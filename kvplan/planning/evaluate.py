@@ -14,6 +14,7 @@ from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Engine, Pool, Settings, Stage, Term
 from kvplan.planning.weights import RoleWeights, WeightFormat, rank_weights, total_bytes, weight_format
 from kvplan.spec.arrays import opposite
+from kvplan.spec.formats import Format, get_format
 from kvplan.units import gib
 
 if TYPE_CHECKING:
@@ -92,11 +93,36 @@ def waterfall(
     model: ModelSpec, engine: Engine, settings: Settings, gpu: GpuSpec, stage: Stage, weights: WeightFormat
 ) -> Waterfall:
     """Device bytes, budget and every term on one rank of `stage`."""
-    size = stage.weights_bytes
-    own = Term("weights", "weights", size, size, size, "exact", f"{weights.quantized.name}: {weights.source}")
+    own = weights_term(stage.weights_bytes, weights)
     terms = (own, *engine.terms(stage, model, settings, gpu))
     budget = engine.budget_bytes(gpu.device_bytes, settings)
     return Waterfall(gpu.device_bytes, budget, terms, budget - sum(t.bytes for t in terms))
+
+
+def weights_term(size: int, weights: WeightFormat) -> Term:
+    """The weights of a rank: exact, but for GGUF file types, whose mix is known by rule or only in range."""
+    source = f"{weights.quantized.name}: {weights.source}"
+    if not weights.quantized.mix:
+        return Term("weights", "weights", size, size, size, "exact", source)
+    low, high = mix_range(weights.quantized)
+    note = "a publisher's own mix" if low < 100 - MIX_PER_CENT else "the rule of the quantizer; converters differ"
+    return Term("weights", "weights", size, size * low // 100, size * high // 100, "modelled", f"{source} ({note})")
+
+
+MIX_PER_CENT = 4
+"""How far a published file of a known type may lie from the rule: fused projections, tensors kept apart."""
+
+
+def mix_range(fmt: Format) -> tuple[int, int]:
+    """(low, high) of a file type's size in per cent of the figure that is used."""
+    from kvplan.spec.gguf_mix import mix_bounds
+
+    bounds = mix_bounds(fmt.mix or "")
+    if bounds is None:
+        return 100 - MIX_PER_CENT, 100 + MIX_PER_CENT
+    low, high = (get_format(name).mean_bits(1, 256) for name in bounds)
+    middle = (low + high) / 2
+    return int(100 * low / middle), int(100 * high / middle) + 1
 
 
 def resources(

@@ -6,14 +6,15 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.engines import get_engine
-from kvplan.engines.base import Engine, Settings
+from kvplan.engines.base import Engine, Pool, Settings
 from kvplan.errors import InputError
 from kvplan.planning.advice import hints, notes, smallest_thousandth
 from kvplan.planning.drafts import served_model
-from kvplan.planning.evaluate import Outcome, Waterfall, evaluate
+from kvplan.planning.evaluate import Outcome, evaluate
 from kvplan.planning.kv import kv_figures
 from kvplan.planning.plan import SCHEMA, AtLength, Capacity, KvFigures, ModelFigures, Plan, RankMemory, Verdict
 from kvplan.planning.settings import FIT, resolve, with_length
+from kvplan.spec.arrays import Number, choose, larger, least
 
 if TYPE_CHECKING:
     from kvplan.planning.calibration import Calibration
@@ -149,10 +150,12 @@ def _memory(gpu: GpuSpec, engine: Engine, outcome: Outcome) -> tuple[RankMemory,
     """A row per rank, data-parallel replica by replica, stage by stage."""
     settings = outcome.settings
     assert outcome.waterfalls is not None  # the caller checked
+    assert outcome.kv_bytes is not None  # a waterfall says
+    held = rank_kv_bytes(engine, settings, outcome.pool, outcome.kv_bytes)
     rows: list[RankMemory] = []
     for _ in range(settings.data_parallel_size):
         for stage, fall, roles in zip(outcome.stages, outcome.waterfalls, outcome.roles, strict=True):
-            kv = _kv_row_bytes(engine, outcome, stage.number)
+            kv = held[stage.number]
             spent = sum(t.bytes for t in fall.terms)
             by_role = {r.role: r.num_bytes for r in roles}
             row = RankMemory(
@@ -166,14 +169,14 @@ def _memory(gpu: GpuSpec, engine: Engine, outcome: Outcome) -> tuple[RankMemory,
     return tuple(rows)
 
 
-def _kv_row_bytes(engine: Engine, outcome: Outcome, stage: int) -> int:
-    """Bytes of cache on a rank: what the budget leaves, what was asked for or laid out; never below 0."""
-    if outcome.kv_bytes is None:
-        return 0
-    laid_out = not engine.fills_budget or outcome.settings.num_gpu_blocks_override is not None
-    if laid_out and outcome.pool is not None:
-        return outcome.pool.used_bytes[stage]
-    return max(0, outcome.kv_bytes[stage])
+def rank_kv_bytes(engine: Engine, settings: Settings, pool: Pool | None, kv_bytes: tuple[Number, ...]) -> list[Number]:
+    """Bytes of cache on a rank of each stage: what the budget leaves, what was asked for or laid out; never below 0."""
+    left = [larger(0, have) for have in kv_bytes]
+    laid_out = not engine.fills_budget or settings.num_gpu_blocks_override is not None
+    if pool is None or not laid_out:
+        return left
+    empty = least(kv_bytes) <= 0
+    return [choose(empty, have, used) for have, used in zip(left, pool.used_bytes, strict=True)]
 
 
 def _capacity(engine: Engine, outcome: Outcome) -> Capacity:

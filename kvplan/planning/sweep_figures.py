@@ -14,9 +14,9 @@ from kvplan.cache.bytes import sequence_bytes
 from kvplan.errors import UnknownNameError
 from kvplan.planning.evaluate import build_stages, obstacles, resources
 from kvplan.planning.kv import kv_figures
-from kvplan.planning.planner import unsharded_weights
+from kvplan.planning.planner import rank_kv_bytes, unsharded_weights
 from kvplan.planning.weights import weight_format
-from kvplan.spec.arrays import MISSING, choose, is_array, larger, largest, least
+from kvplan.spec.arrays import MISSING, choose, is_array, largest, least
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Pool, Settings, Stage
@@ -189,9 +189,7 @@ def _cache_bytes(case: Case) -> Column:
     """Of the rank with the least."""
     if case.kv_bytes is None:
         return NOTHING
-    if not case.prepared.engine.fills_budget and case.pool is not None:
-        return Column(least(case.pool.used_bytes))
-    return Column(larger(0, least(case.kv_bytes)))
+    return Column(least(rank_kv_bytes(case.prepared.engine, case.settings, case.pool, case.kv_bytes)))
 
 
 def _part(name: str) -> Figure:

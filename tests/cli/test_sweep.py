@@ -164,6 +164,12 @@ def test_a_sweep_of_refusals_alone_is_no_answer(run: Run) -> None:
     assert "cannot be divided" in done.err
 
 
+def test_a_table_whose_first_rows_are_refused_is_an_answer(run: Run) -> None:
+    done = run(*SWEEP, "--vary", "tp=3,1", "--vary", "concurrency=1..1000", "--format", "text")
+    assert done.status == 0
+    assert f"refused: {MAX_ROWS} of the first {MAX_ROWS} plans" in done.err
+
+
 def test_hostile_values_do_not_reach_a_file_raw(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "a\x1b[31m,b"
     folder.mkdir()

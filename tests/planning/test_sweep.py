@@ -27,6 +27,7 @@ from kvplan.spec.gpu import GpuSpec
 from kvplan.spec.model import ModelSpec
 
 SMALL, LARGE = "h100-sxm", "b200"
+MTP = '{"method": "mtp", "num_speculative_tokens": 2}'
 DEPLOYMENTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("llama-3.1-8b", SMALL, "vllm", {}),
     ("llama-3.1-8b", SMALL, "generic", {}),
@@ -43,7 +44,12 @@ DEPLOYMENTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("qwen3-next-80b-a3b", LARGE, "vllm", {"tensor_parallel_size": 2}),
     ("qwen3-next-80b-a3b", LARGE, "vllm", {"tensor_parallel_size": 2, "enable_prefix_caching": False}),
     ("qwen3-next-80b-a3b", LARGE, "vllm@0.19.0", {"tensor_parallel_size": 2}),
+    ("llama-3.1-8b", SMALL, "vllm", {"num_gpu_blocks_override": 5000}),
+    ("deepseek-v3", LARGE, "vllm", {"tensor_parallel_size": 8, "speculative_config": MTP}),
+    ("gemma-3-27b", SMALL, "vllm@0.11.0", {}),
     ("falcon-h1-7b", SMALL, "generic", {}),
+    ("falcon-h1-7b", SMALL, "vllm@0.17.0", {}),
+    ("whisper-large-v3", SMALL, "vllm", {}),
     ("mimo-v2-flash", LARGE, "vllm", {"tensor_parallel_size": 4}),
     ("rwkv-7-g1-7.2b", SMALL, "generic", {"max_model_len": 4096}),
     ("llama-3.1-8b", SMALL, "sglang", {}),

@@ -20,6 +20,7 @@ from kvplan.sources import find_model
 from kvplan.sources.checkpoint.index import read_index
 from kvplan.sources.checkpoint.roles import Namer
 from kvplan.sources.checkpoint.safetensors import read_header
+from kvplan.sources.hf.read import read_config
 from kvplan.sources.hf_files import read_config_file
 from kvplan.sources.strict_json import decode, parse
 from kvplan.spec.model import ModelSpec
@@ -191,3 +192,27 @@ def test_many_tensors_and_long_headers(tmp_path: Path, checkpoints: Any) -> None
         file.write((60 << 20).to_bytes(8, "little") + b"{")
     with soon(), pytest.raises(SpecError):
         find_model(str(folder))
+
+
+FAMILIES = {str(c.get("text_config", c).get("model_type", c.get("model_type"))): c for c in CONFIGS}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("value", [-1769, 10**9])
+def test_no_number_hangs_a_reader_or_weighs_less_than_nothing(family: str, value: int) -> None:
+    config = FAMILIES[family]
+    for path in keys_of(config):
+        level: Any = (changed := deepcopy(config))
+        for key in path[:-1]:
+            level = level[key]
+        if isinstance(level[path[-1]], bool) or not isinstance(level[path[-1]], int):
+            continue
+        level[path[-1]] = value
+        with soon(1.0):
+            try:
+                model = read_config(changed)
+            except SpecError:
+                continue
+        assert model.parameters > 0, path
+        assert model.draft_parameters >= 0, path
+        assert all(tower.parameters >= 0 for tower in model.towers), path

@@ -51,6 +51,7 @@ class LlamaCpp(Engine):
         ("layout", "whole layers on each GPU"),
     )
     smaller_kv_formats = ("q8_0", "q4_0")
+    smaller_weights = ("q8_0", "q4_k_m")
     fills_budget = False
     splits_tensors = False
     settings = frozenset(

@@ -10,6 +10,7 @@ from kvplan.engines.vllm import backends, layout
 from kvplan.engines.vllm.layers import has_states, v4_format
 from kvplan.engines.vllm.states import gdn_prefill_backend, recurrent_bytes, state_dtypes
 from kvplan.engines.vllm.versions import Rules, Version
+from kvplan.cache.sharding import legal_sizes
 from kvplan.engines.generic import check_context_parallel
 from kvplan.errors import InputError, UnsupportedError, nearest
 from kvplan.spec.formats import Format, get_format
@@ -206,6 +207,7 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
     warnings = _check_length(model, settings)
     _check_block(model, settings, rules)
     _check_context_parallel(model, settings)
+    _check_fp8_tiles(model, settings)
     mode = settings.extra.get("mamba_cache_mode")
     if mode not in (None, "auto", "align", "all", "none"):
         raise InputError(f"{mode!r} is no such mode", where="--mamba-cache-mode", hint="align or all")
@@ -245,6 +247,35 @@ def _check_block(model: ModelSpec, settings: Settings, rules: Rules) -> None:
                 where="--block-size",
                 hint=f"type --block-size {near}",
             )
+
+
+def _check_fp8_tiles(model: ModelSpec, settings: Settings) -> None:
+    """FFN widths that ranks cut must stay whole tiles where weights come in tiles with a scale each.
+
+    Source: vLLM 0.33.0 ``vllm/model_executor/layers/quantization/fp8.py`` (``create_weights`` of experts and
+    ``validate_fp8_block_shape``).
+    """
+    stored = model.checkpoint
+    tp, dp = settings.tensor_parallel_size, settings.data_parallel_size
+    if stored is None or settings.weights != "auto" or not (tile := get_format(stored.format).tile):
+        return
+    for name in model.layer_counts:
+        for ffn in model.blocks[name].ffns:
+            routed = hasattr(ffn, "experts")
+            role = "routed_experts" if routed else "dense_ffn"
+            ranks = (1 if settings.enable_expert_parallel else tp * dp) if routed else tp
+            width: int = getattr(ffn, "intermediate_size")  # noqa: B009 - both kinds of FFN have it
+            if ranks == 1 or role not in stored.roles or role in stored.overrides or width % ranks:
+                continue
+            if width // ranks % tile[0]:
+                whole = [n for n in legal_sizes(model, ranks) if width % n == 0 and width // n % tile[0] == 0]
+                other = "type --enable-expert-parallel, or " if routed else "type "
+                raise UnsupportedError(
+                    f"vLLM cuts {'experts' if routed else 'FFNs'} of {width} into {ranks} parts of {width // ranks}, "
+                    f"no multiple of the {tile[0]} of an fp8 tile",
+                    where="--tensor-parallel-size",
+                    hint=f"{other}--tensor-parallel-size {max(whole, default=1)}",
+                )
 
 
 def _check_context_parallel(model: ModelSpec, settings: Settings) -> None:

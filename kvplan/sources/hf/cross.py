@@ -79,7 +79,7 @@ def whisper(cfg: Config) -> Layers:
 
     Source: transformers 5.24.0 ``models/whisper/modeling_whisper.py`` (no bias on the key projections).
     """
-    count = cfg.need_int("decoder_layers", "num_hidden_layers")
+    count = layer_count(cfg, ("decoder_layers", "num_hidden_layers"))
     heads, width = cfg.need_int("decoder_attention_heads"), cfg.need_int("d_model")
     frames = cfg.maybe_int("max_source_positions") or 1500
     cfg.ignore(("num_hidden_layers", "encoder_attention_heads", "max_target_positions"))

@@ -19,13 +19,16 @@ LAYER_KINDS = {
 """Entries of ``layer_types`` that mean softmax attention."""
 
 
-def layer_count(cfg: Config) -> int:
-    """Number of layers, under whichever name the file has it.
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+
+
+def layer_count(cfg: Config, keys: tuple[str, ...] = LAYER_KEYS) -> int:
+    """Number of layers, under whichever of `keys` the file has it.
 
     Raises:
         SpecError: no such key, or more layers than any model has.
     """
-    count = cfg.maybe_int("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+    count = cfg.maybe_int(*keys)
     if count is None:
         listed = cfg.maybe_list("layers_block_type")
         count = len(listed) if listed is not None else cfg.need_int("num_hidden_layers")

@@ -13,7 +13,7 @@ from typing import Any
 from kvplan.sources.hf.attention import hidden_size, query_heads, softmax_attention
 from kvplan.sources.hf.ffn import dense_ffn, is_moe_layer, moe_ffn
 from kvplan.sources.hf.keys import Config, Layers
-from kvplan.sources.hf.layout import Layer, layer_windows, stack
+from kvplan.sources.hf.layout import Layer, layer_count, layer_windows, stack
 from kvplan.spec.model import Block, ExtraTensor
 
 Flag = bool | str
@@ -180,7 +180,7 @@ def dbrx(cfg: Config) -> Layers:
     mix = moe_ffn(ffn, intermediate_size=ffn.need_int("ffn_hidden_size"))
     cfg.ignore(("clip_qkv",))
     block = Block(mixers=(mixer,), ffns=(mix,))
-    return stack([Layer(block)] * cfg.need_int("n_layers", "num_hidden_layers"))
+    return stack([Layer(block)] * layer_count(cfg))
 
 
 def bloom(cfg: Config) -> Layers:
