@@ -21,9 +21,9 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kvplan.sources.dump import dump_model  # noqa: E402
-from kvplan.sources.hf.read import read_config  # noqa: E402
-from kvplan.spec.model import Checkpoint, Confidence, ModelSpec, Tower  # noqa: E402
+from kvplan.sources.dump import dump_model
+from kvplan.sources.hf.read import read_config
+from kvplan.spec.model import Checkpoint, Confidence, ModelSpec, Tower
 
 MODELS = ROOT / "models"
 TOLERANCE = 0.01

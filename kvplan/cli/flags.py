@@ -54,7 +54,9 @@ WORKLOAD = (
         "concurrency", ("--concurrency",), "count", "N", "running requests of the deployment (default 1)", "Workload"
     ),
     Option("prompt_tokens", ("--prompt-tokens",), "tokens", "TOKENS", "of one request (default 1,024)", "Workload"),
-    Option("output_tokens", ("--output-tokens",), "tokens_or_zero", "TOKENS", "of one request (default 256)", "Workload"),
+    Option(
+        "output_tokens", ("--output-tokens",), "tokens_or_zero", "TOKENS", "of one request (default 256)", "Workload"
+    ),
     Option(
         "shared_prefix_tokens", ("--shared-prefix-tokens",), "tokens_or_zero", "TOKENS",
         "prompt tokens that all requests have in common (default 0)", "Workload",

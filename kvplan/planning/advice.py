@@ -38,7 +38,15 @@ def hints(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcom
             return None
 
     found: list[Hint] = []
-    for advise in (_fewer_sequences, _shorter, _fewer_requests, _smaller_format, _smaller_weights, _more_gpus, _utilization):
+    for advise in (
+        _fewer_sequences,
+        _shorter,
+        _fewer_requests,
+        _smaller_format,
+        _smaller_weights,
+        _more_gpus,
+        _utilization,
+    ):
         found += advise(model, engine, outcome, attempt)
     return tuple(found)
 
@@ -289,3 +297,9 @@ def _format_without_effect(model: ModelSpec, gpu: GpuSpec | None, engine: Engine
                 f"a cache in {small} saves {saved} for requests of {tokens:,} tokens: {gib(packed, 3)} per GPU are "
                 f"reserved, {gib(plain, 3)} in the model's dtype; the size of a page is that of a state"
             )
+
+
+ADVISERS = (
+    _fewer_sequences, _shorter, _fewer_requests, _smaller_format, _smaller_weights, _more_gpus, _utilization,
+)  # fmt: skip
+"""In the order in which their advice is printed."""

@@ -255,7 +255,9 @@ def _override(fall: Waterfall, used: int) -> Obstacle:
     """Blocks that the user asked for, whatever the memory."""
     room = fall.total_bytes - sum(t.bytes for t in fall.terms)
     return Obstacle(
-        used > room, "kv", lambda: f"the blocks asked for take {gib(used)} per GPU, beside the rest there are {gib(room)}"
+        used > room,
+        "kv",
+        lambda: f"the blocks asked for take {gib(used)} per GPU, of which {gib(room)} are there",
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby, pairwise, product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -256,7 +257,7 @@ def _segments(
     bare = setup._replace(fixed=fixed)
     first: list[Prepared] = []
 
-    def at(length: int | None) -> tuple[Prepared, Settings] | str:
+    def find(length: int | None) -> tuple[Prepared, Settings] | str:
         chosen = example if length is None else example | {_LENGTH: length}
         try:
             if not first:
@@ -272,10 +273,12 @@ def _segments(
             return text.replace(f"{length:,}", "{length}") if length is not None else text
 
     if lengths is None:
-        yield None, at(None)
+        yield None, find(None)
         return
-    for start, stop in _runs(lengths.values, lambda i: _key(at(lengths.values[i]))):
-        yield lengths._replace(values=lengths.values[start:stop]), at(lengths.values[start])
+    values = lengths.values
+    at = lru_cache(maxsize=64)(find)
+    for start, stop in _runs(values, lru_cache(maxsize=64)(lambda i: _key(at(values[i])))):
+        yield lengths._replace(values=values[start:stop]), at(values[start])
 
 
 def _key(found: tuple[Prepared, Settings] | str) -> Any:
@@ -289,23 +292,26 @@ def _key(found: tuple[Prepared, Settings] | str) -> Any:
 
 
 def _runs(values: Sequence[int], key: Callable[[int], Any]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of runs of equal keys; in values that rise, runs are found by halving."""
+    """(start, stop) of runs of equal keys; where values rise, ends are found by doubling the step, then halving it."""
     rising = isinstance(values, range) or all(a < b for a, b in pairwise(values))
     if not rising:
         for _, run in groupby(enumerate(key(i) for i in range(len(values))), lambda pair: pair[1]):
             found = [i for i, _ in run]
             yield found[0], found[-1] + 1
         return
-    start, stop = 0, len(values)
-    while start < stop:
-        here, low, high = key(start), start, stop - 1
-        if key(high) == here:
-            low = high
+    start = 0
+    while start < len(values):
+        here, low, high, step = key(start), start, len(values), 1
+        while low + step < high:
+            if key(low + step) == here:
+                low, step = low + step, 2 * step
+            else:
+                high = low + step
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if key(middle) == here else (low, middle)
-        yield start, low + 1
-        start = low + 1
+        yield start, high
+        start = high
 
 
 def _is_safe(prepared: Prepared, settings: Settings, axes: Sequence[Axis]) -> bool:

@@ -100,7 +100,7 @@ def _cell(text: str, width: int, level: float | None, color: bool, unicode: bool
         ink = _WHITE if at < len(RAMP) // 2 else _BLACK
         return f"\033[48;5;{RAMP[at]};38;5;{ink}m {_right(text, width)}\033[0m"
     shades = SHADES if unicode else ASCII_SHADES
-    return f" {shades[min(int(level * len(shades)), len(shades) - 1)]}{_right(text, width - 1)}"
+    return f" {_right(shades[min(int(level * len(shades)), len(shades) - 1)] + text, width)}"
 
 
 def _right(text: str, width: int) -> str:

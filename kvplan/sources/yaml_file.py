@@ -111,9 +111,7 @@ def _lint(path: str | os.PathLike[str], what: Literal["model", "gpu"]) -> list[F
     return sorted(_remarks(spec, data, positions, name, what), key=lambda f: (f.level != "error", f.line))
 
 
-def _remarks(
-    spec: object, data: Any, positions: Positions, name: str, what: Literal["model", "gpu"]
-) -> list[Finding]:
+def _remarks(spec: object, data: Any, positions: Positions, name: str, what: Literal["model", "gpu"]) -> list[Finding]:
     """What the types cannot see in a well-formed spec."""
     from kvplan.sources import spec_lint
 

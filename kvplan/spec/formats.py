@@ -126,7 +126,9 @@ def element_bytes(name: str, where: str) -> int:
     """
     found = get_format(name, use="cache", where=where)
     if found.block_elements != 1 or found.scale not in ("none", "tensor"):
-        raise InputError(f"states are not stored in {found.name}", where=where, hint=f"type {where} float32 or bfloat16")
+        raise InputError(
+            f"states are not stored in {found.name}", where=where, hint=f"type {where} float32 or bfloat16"
+        )
     return found.block_bytes
 
 

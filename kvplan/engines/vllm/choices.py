@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
+from kvplan.cache.sharding import legal_sizes
 from kvplan.engines.base import Settings
+from kvplan.engines.generic import check_context_parallel
 from kvplan.engines.vllm import backends, layout
 from kvplan.engines.vllm.layers import has_states, v4_format
 from kvplan.engines.vllm.states import gdn_prefill_backend, recurrent_bytes, state_dtypes
 from kvplan.engines.vllm.versions import Rules, Version
-from kvplan.cache.sharding import legal_sizes
-from kvplan.engines.generic import check_context_parallel
 from kvplan.errors import InputError, UnsupportedError, nearest
 from kvplan.spec.formats import Format, get_format
 from kvplan.units import GIB

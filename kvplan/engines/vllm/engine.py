@@ -135,15 +135,10 @@ class Vllm(Engine):
         return last[2]
 
     def length_key(self, stages: tuple[Stage, ...], settings: Settings) -> Hashable:
-        """The layout: it follows the length where states lie outside prefix caching and fill one long block."""
+        """The layout, in which the length is no more than the block of states outside prefix caching."""
         laid = self.layout(stages[0], settings)
-        groups = tuple((g.members, tuple(map(self._lengthless, g.layers)), g.mixed) for g in laid.groups)
+        groups = tuple((g.members, tuple(map(_without_length, g.layers)), g.mixed) for g in laid.groups)
         return laid.block_size, groups, laid.limits, laid.has_states
-
-    def _lengthless(self, cache: CacheLayer) -> CacheLayer:
-        if cache.family != "mamba" or not self.rules.has("tokens_from_concurrency"):
-            return cache
-        return cache._replace(block_size=0)  # a state fills a page, however many tokens that stands for
 
     def request_bytes(self, stage: Stage, settings: Settings, tokens: Number) -> Number:
         laid = self.layout(stage, settings)
@@ -199,7 +194,9 @@ class Vllm(Engine):
         """
         if self.rules.has("tokens_from_concurrency"):
             return whole(concurrency * length)
-        smallest = min((g.first.block_size for g in laid.groups), default=0)
+        one_block = laid.limits.mamba_mode == "none"  # then a state's block stands for a whole request
+        sizes = [length if one_block and g.first.family == "mamba" else g.first.block_size for g in laid.groups]
+        smallest = least(sizes) if sizes else 0
         return blocks // max(1, len(laid.groups)) * smallest * laid.limits.dcp
 
     def _state_limit(self, laid: Layout, settings: Settings, blocks: Number) -> tuple[Any, str, Number]:
@@ -252,6 +249,11 @@ def _of_one_length(settings: Settings) -> Settings:
     """The settings with one of the lengths in an array: lengths of one `Vllm.length_key` share a layout."""
     lengths: Any = settings.max_model_len
     return replace(settings, max_model_len=int(lengths.flat[0])) if is_array(lengths) else settings
+
+
+def _without_length(cache: CacheLayer) -> CacheLayer:
+    """The cache without the tokens that a state stands for: it fills a page, however many they are."""
+    return cache._replace(block_size=0) if cache.family == "mamba" else cache
 
 
 def _held_tokens(laid: Layout, blocks: Number) -> Number:
