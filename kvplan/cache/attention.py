@@ -10,7 +10,7 @@ from kvplan.spec.kind import CacheKind, Read, Stream, Tensor, divide, positive
 A = TypeVar("A", bound="Attention")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Attention(CacheKind):
     """Heads, head sizes and projections shared by every softmax attention over K and V.
 
@@ -145,7 +145,7 @@ class Attention(CacheKind):
         return replace(self, query_heads=query, kv_heads=kv, query_dim=query_dim)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FullAttention(Attention):
     """Every token stays: ``2 x kv_heads x head_dim`` elements a token."""
 

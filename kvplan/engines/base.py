@@ -15,12 +15,13 @@ from kvplan.cache.bytes import KvFormats
 from kvplan.errors import InputError
 from kvplan.spec.gpu import GpuSpec
 from kvplan.spec.model import ModelSpec
+from kvplan.spec.shown import Shown
 
 Basis = Literal["exact", "modelled", "measured"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Settings(Shown):
     """Every resolved setting of a deployment. None: the engine has no such setting, or it needs a GPU."""
 
     engine: str

@@ -8,7 +8,7 @@ from typing import Literal
 from kvplan.spec.kind import LayerPart, Tensor, positive
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DenseFfn(LayerPart):
     """``hidden -> intermediate -> hidden``, three matrices when gated, two when not."""
 
@@ -37,7 +37,7 @@ class DenseFfn(LayerPart):
         return replace(self, intermediate_size=-(-self.intermediate_size // tp))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MoeFfn(LayerPart):
     """`experts` small FFNs of which each token uses `experts_per_token`, plus shared ones."""
 

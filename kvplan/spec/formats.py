@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from kvplan.errors import InputError, UnknownNameError
 from kvplan.spec.format_table import FORMAT_ALIASES, FORMATS, MATRICES
+from kvplan.spec.shown import Shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class Format:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Format(Shown):
     """One way to store numbers: `row_bytes` and `pair_bytes` for a cache, `tensor_bytes` for weights."""
 
     name: str

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvplan.spec.shown import Shown
+
 SCHEMA = "kvplan.gpu/1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Price:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Price(Shown):
     """Dated on-demand price range of one accelerator."""
 
     low_usd_per_hour: float
@@ -18,8 +20,8 @@ class Price:
     date: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuSpec:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GpuSpec(Shown):
     """One accelerator as programs see it. Rates are dense and per accelerator."""
 
     id: str

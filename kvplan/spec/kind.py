@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from kvplan.spec.arrays import smaller
+from kvplan.spec.shown import Shown
 
 Tokens = TypeVar("Tokens", int, Any)
 """A token count: an int, or a NumPy integer array when a whole grid is computed at once."""
@@ -144,7 +145,7 @@ ROLES = (
 Part = TypeVar("Part", bound="LayerPart")
 
 
-class LayerPart:
+class LayerPart(Shown):
     """What mixers and FFNs have in common: they weigh something, and they split over ranks."""
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from kvplan.spec.kind import CacheKind, LayerPart, Tensor
+from kvplan.spec.shown import Shown
 
 SCHEMA = "kvplan.model/1"
 
@@ -16,8 +17,8 @@ Confidence = Literal["seen", "derived", "recalled"]
 parameter count, or from memory only (a plan that uses it says so)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExtraTensor:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ExtraTensor(Shown):
     """Weights that no part of a layer accounts for (per-layer embeddings, adapters, engram tables)."""
 
     name: str
@@ -26,8 +27,8 @@ class ExtraTensor:
     role: str = "attention"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Block(Shown):
     """One layer: its token mixers (usually one), its FFNs, and the small vectors beside them."""
 
     mixers: tuple[CacheKind, ...] = ()
@@ -48,8 +49,8 @@ def _part(parts: tuple[LayerPart, ...], shared: int, common: bool) -> tuple[Laye
     return parts[own:] if common else parts[:own]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tower:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Tower(Shown):
     """An encoder beside the language model (vision, audio, the encoder of Whisper)."""
 
     name: str
@@ -60,8 +61,8 @@ class Tower:
             raise ValueError(f"parameters must not be negative, not {self.parameters}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Checkpoint(Shown):
     """How the published weights are stored."""
 
     format: str
@@ -84,8 +85,8 @@ class Checkpoint:
             raise ValueError("stored and stored_parameters must not be negative")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ModelSpec(Shown):
     """Everything kvplan knows about a model. Tuples and mappings are never changed after loading."""
 
     id: str
