@@ -116,7 +116,8 @@ def load_model(name: str) -> ModelSpec:
     path = os.path.join(files.models_folder(), MODELS[model].split()[0], f"{model}.yaml")
     data = files.read_yaml(path)
     if changes:
-        data = {**data, **changes}
+        recalled = f"the longest context of {changes['repo']} is recalled, not read from its configuration"
+        data = {**data, **changes, "file_warnings": [recalled]}
     if weights is not None:
         data = {**data, "checkpoint": _checkpoint(data, weights)}
     return model_from_plain(data, where=os.path.basename(path))

@@ -66,14 +66,15 @@ def measured_base(
     if "kv_cache_memory_bytes" in given:
         return Base(found, int(kv.value), kv.line)
     before = deployment(log, name=name, model=found.model, gpu=found.gpu, engine=None, given={})
-    moved, note = _moved(before, found, given)
+    moved, note = _moved(before, found, given, _others(log, before, int(kv.value)))
     size = int(kv.value) + moved
     if size <= 0:
         raise InputError(
             f"of the {gib(kv.value)} that were left, {gib(-moved)} go to what was changed", where="--from-log",
             hint="change less, or plan without the log",
         )  # fmt: skip
-    source = f"measured: {name}, line {kv.line}: {gib(kv.value)} per GPU{note}"
+    basis = "modelled" if moved else "measured"
+    source = f"{basis}: {name}, line {kv.line}: {gib(kv.value)} per GPU{note}"
     settings = {**found.settings, "kv_cache_memory_bytes": size}
     origins = {**found.origins, "kv_cache_memory_bytes": source}
     warnings = list(found.warnings)
@@ -82,11 +83,32 @@ def measured_base(
     return Base(found._replace(settings=settings, origins=origins, warnings=warnings), int(kv.value), kv.line)
 
 
-def _moved(before: Deployment, after: Deployment, given: dict[str, Any]) -> tuple[int, str]:
+def _others(log: Log, before: Deployment, kv_bytes: int) -> int | None:
+    """Bytes of the logged budget that were neither weights nor cache: all that a smaller batch can free.
+
+    None where neither the log nor the modelled deployment says.
+    """
+    budget, weights = log.figure("budget"), log.figure("weights")
+    if before.gpu is None or before.model is None:
+        return None
+    plan: Plan = plan_deployment(before.model, before.gpu, before.engine, before.settings)
+    row = min(plan.memory or (), key=lambda r: r.kv_bytes)
+    spent = int(weights.value) if weights else row.weights_bytes
+    return max(0, (int(budget.value) if budget else row.budget_bytes) - spent - kv_bytes)
+
+
+_SAME_REST = frozenset({"max_num_seqs", "max_num_batched_tokens", "enforce_eager", "max_cudagraph_capture_size"}) | FREE
+"""Changes that leave weights and budget alone: they free at most what was neither weights nor cache."""
+
+
+def _moved(before: Deployment, after: Deployment, given: dict[str, Any], others: int | None) -> tuple[int, str]:
     """(bytes by which the budget moves from one deployment to the other as modelled, how to say it)."""
     if after.gpu is None or (not set(given) - FREE and before.engine == after.engine):
         return 0, ""
     moved = _available(after) - _available(before)
+    if others is not None and moved > others and set(given) <= _SAME_REST:
+        moved = others
+        return moved, f", moved by {moved / GIB:+.2f} GiB: all that the log leaves beside weights and cache"
     return moved, f", moved by {moved / GIB:+.2f} GiB as modelled for what was changed" if moved else ""
 
 

@@ -190,8 +190,11 @@ def _cache_row(row: Plain) -> tuple[str, str, str, str, str, str]:
 def _given_row(row: Plain, inputs: Plain) -> tuple[str, str, str, str, str, str]:
     """A cache whose bytes were given: by a flag, or as a log measured them."""
     size, source = gib(row["kv_bytes"])[:-4], inputs["defaults"].get("kv_cache_memory_bytes", "--kv-cache-memory-bytes")
-    basis, _, where = source.partition(": ") if source.startswith("measured: ") else ("exact", "", source)
-    return ("KV cache", size, size, size, basis, where)
+    basis, _, where = source.partition(": ")
+    if basis not in ("measured", "modelled"):
+        basis, where = "exact", source
+    bound = "-" if basis == "modelled" else size  # a measured figure that was moved: how far off is not known
+    return ("KV cache", size, bound, bound, basis, where)
 
 
 def _stages(plan: Plain) -> Grid:

@@ -241,3 +241,12 @@ def test_unknown_cards_ask_for_their_figures(name: str) -> None:
         load_gpu(name)
     assert "--gpu-memory and --gpu-bandwidth" in (caught.value.hint or "")
     assert "\x1b" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_recalled_context_length_says_so() -> None:
+    from kvplan import plan
+
+    found = plan("Qwen/Qwen2.5-7B-Instruct")
+    assert found.inputs["max_model_len"] == 32_768
+    assert any("Qwen/Qwen2.5-7B-Instruct is recalled" in w for w in found.warnings)
+    assert not any("recalled" in w for w in plan("qwen2.5-7b").warnings)

@@ -105,10 +105,14 @@ def test_plan_from_a_log(run: Run) -> None:
 
 
 def test_the_report_says_that_it_was_measured(run: Run) -> None:
-    done = run("plan", "llama-3.1-8b", "--from-log", LLAMA, "--max-num-seqs", "64")
-    row = next(line for line in done.out.splitlines() if line.strip().startswith("KV cache  ") and "measured" in line)
-    assert "line 12" in row
-    assert "moved by" in row
+    def row(*flags: str) -> str:
+        out = run("plan", "llama-3.1-8b", "--from-log", LLAMA, *flags).out
+        return next(line for line in out.splitlines() if line.strip().startswith("KV cache  ") and "line 12" in line)
+
+    assert "measured" in row()
+    moved = row("--max-num-seqs", "64")
+    assert "modelled" in moved
+    assert "moved by" in moved
 
 
 def test_plan_without_a_model(run: Run) -> None:

@@ -187,6 +187,25 @@ def test_the_measured_bytes_move_with_what_is_changed() -> None:
     assert "moved by -7.9" in origins["kv_cache_memory_bytes"]
 
 
+def test_a_smaller_batch_frees_no_more_than_the_log_leaves(tmp_path: Path) -> None:
+    """Weights 15.27 and cache 54.50 GiB leave 1.5 GiB of the budget, where the model would free 4.8."""
+    log = tmp_path / "v1.log"
+    log.write_text(
+        "INFO 10-20 09:12:01 [api_server.py:1896] vLLM API server version 0.11.0\n"
+        "INFO 10-20 09:12:01 [utils.py:233] non-default args: {'model': 'Qwen/Qwen3-8B', 'max_model_len': 32768, "
+        "'gpu_memory_utilization': 0.9}\n"
+        "INFO 10-20 09:12:50 [gpu_model_runner.py:2653] Model loading took 15.2683 GiB and 8.1 seconds\n"
+        "INFO 10-20 09:13:20 [gpu_worker.py:298] Available KV cache memory: 54.50 GiB\n"
+    )
+    gpu = find_gpu("h100-sxm")
+    found = measured_base(
+        read_log(str(log)), name="v1", model=None, gpu=gpu, engine=None, given={"max_num_seqs": 64}
+    ).found
+    size = found.settings["kv_cache_memory_bytes"]
+    assert 54.5 * GIB < size <= 0.9 * gpu.device_bytes - 15.26 * GIB
+    assert found.origins["kv_cache_memory_bytes"].startswith("modelled: ")
+
+
 def test_without_a_gpu_the_measured_bytes_stay_and_say_so() -> None:
     size, _, warnings = base("vllm-0.22.0-qwen2.5-7b", max_num_seqs=512)
     assert size == round(26.32 * GIB)

@@ -172,7 +172,7 @@ def test_hostile_logs_end_soon(text: bytes) -> None:
     began = time.process_time()
     with contextlib.suppress(InputError):
         read_lines(io.BytesIO(text))
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 60
 
 
 def test_a_log_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,6 +208,8 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
     _check_block(model, settings, rules)
     _check_context_parallel(model, settings)
     _check_fp8_tiles(model, settings)
+    if gpu is not None and gpu.vendor == "nvidia":
+        _check_nvfp4(model, settings, capability_of(gpu), rules)
     mode = settings.extra.get("mamba_cache_mode")
     if mode not in (None, "auto", "align", "all", "none"):
         raise InputError(f"{mode!r} is no such mode", where="--mamba-cache-mode", hint="align or all")
@@ -247,6 +249,19 @@ def _check_block(model: ModelSpec, settings: Settings, rules: Rules) -> None:
                 where="--block-size",
                 hint=f"type --block-size {near}",
             )
+
+
+def _check_nvfp4(model: ModelSpec, settings: Settings, capability: str, rules: Rules) -> None:
+    """4-bit floats in the cache are FlashInfer's, on Blackwell.
+
+    Source: vLLM 0.33.0 ``vllm/v1/attention/backends/flashinfer.py``.
+    """
+    name = kv_formats(model, settings, rules).k.name
+    if name.startswith("nvfp4") and int(capability.partition(".")[0] or 0) < 10:
+        raise UnsupportedError(
+            f"vLLM keeps a cache in {name} on compute capability 10 and above, not {capability}",
+            where="--kv-cache-dtype", hint="type --kv-cache-dtype fp8",
+        )  # fmt: skip
 
 
 def _check_fp8_tiles(model: ModelSpec, settings: Settings) -> None:

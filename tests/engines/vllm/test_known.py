@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvplan.catalog import load_gpu
+from kvplan.catalog import load_gpu, load_model
+from kvplan.errors import UnsupportedError
 from kvplan.planning.plan import Capacity, Plan
 from kvplan.planning.planner import plan_deployment
 from kvplan.sources.hf.read import read_config
@@ -214,3 +215,10 @@ def test_unknown_release_takes_the_nearest_and_says_so() -> None:
     assert any("0.11.0" in text for text in old.warnings)
     exact = plan("llama-3.1-8b", 30e9, version="v0.33", max_model_len=8192)
     assert not any("is not known" in text for text in exact.warnings)
+
+
+def test_nvfp4_caches_need_blackwell() -> None:
+    with pytest.raises(UnsupportedError, match="compute capability 10"):
+        plan_deployment(load_model("llama-3.1-8b"), load_gpu("h100-sxm"), "vllm", {"kv_cache_dtype": "nvfp4"})
+    found = plan_deployment(load_model("llama-3.1-8b"), load_gpu("b200"), "vllm", {"kv_cache_dtype": "nvfp4"})
+    assert found.kv.bytes_per_token == 131_072 * 9 // 32
