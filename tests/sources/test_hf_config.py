@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.errors import KvplanError, SpecError
+from kvplan.sources.hf.class_defaults import SIZES
 from kvplan.sources.hf.read import FAMILIES, read_config
 from kvplan.spec.formats import get_format
 from kvplan.spec.model import ModelSpec
@@ -378,3 +379,28 @@ def test_a_spoiled_file_is_read_or_refused(model: str, value: Any, pick: int) ->
 
 def test_names_of_families_are_strings_of_transformers() -> None:
     assert all(name == name.strip() and " " not in name for name in FAMILIES)
+
+
+def _dropped_defaults() -> list[tuple[str, str]]:
+    """(model, key) for every size in a published file that equals its class's default."""
+    found = []
+    for name, fact in FACTS.items():
+        text = fact["config"].get("text_config", fact["config"])
+        kind = text.get("model_type", fact["config"].get("model_type"))
+        found += [(name, key) for key, value in SIZES.get(kind, {}).items() if text.get(key) == value]
+    return found
+
+
+@pytest.mark.parametrize(("name", "key"), _dropped_defaults())
+def test_a_key_that_equals_its_class_default_may_be_left_out(name: str, key: str) -> None:
+    data = deepcopy(FACTS[name]["config"])
+    whole = read_config(deepcopy(data))
+    data.get("text_config", data).pop(key)
+    assert read_config(data).blocks == whole.blocks
+
+
+def test_a_latent_row_without_its_rotary_part_is_refused() -> None:
+    kimi = deepcopy(FACTS["kimi-linear-48b-a3b"]["config"]) | {"model_type": "kimi_k3"}
+    del kimi["qk_rope_head_dim"]
+    with pytest.raises(SpecError, match="qk_rope_head_dim"):
+        read_config(kimi)

@@ -113,6 +113,18 @@ def checked(cfg: Config, cls: type[Any], own: dict[str, Any], values: dict[str, 
         raise SpecError(str(exc), where=cfg.where, hint="the configuration contradicts itself") from None
 
 
+def rotary_dim(cfg: Config) -> int:
+    """The rotary part of a latent row; 0 where the file says so.
+
+    Raises:
+        SpecError: the file does not say; without it every figure of the cache would be a guess.
+    """
+    found = cfg.maybe_int("qk_rope_head_dim")
+    if found is None:
+        raise cfg.error("no qk_rope_head_dim beside kv_lora_rank", hint="add the key; 0 is no rotary part")
+    return found
+
+
 def latent_attention(cfg: Config, *, indexer: bool = True, **fields: Any) -> CacheKind:
     """A latent-attention (MLA) layer; the key-value head count of such files is a decoy.
 
@@ -129,7 +141,7 @@ def latent_attention(cfg: Config, *, indexer: bool = True, **fields: Any) -> Cac
     values: dict[str, Any] = {
         "query_heads": query_heads(cfg),
         "kv_lora_rank": cfg.need_int("kv_lora_rank"),
-        "qk_rope_head_dim": cfg.maybe_int("qk_rope_head_dim") or 0,
+        "qk_rope_head_dim": rotary_dim(cfg),
         "qk_nope_head_dim": cfg.need_int("qk_nope_head_dim"),
         "v_head_dim": cfg.need_int("v_head_dim"),
         "q_lora_rank": cfg.maybe_int("q_lora_rank"),

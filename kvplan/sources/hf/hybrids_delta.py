@@ -16,6 +16,7 @@ from kvplan.sources.hf.attention import (
     hidden_size,
     latent_attention,
     query_heads,
+    rotary_dim,
     softmax_attention,
 )
 from kvplan.sources.hf.ffn import ffn_for_layer
@@ -239,7 +240,7 @@ def _latent_bias(cfg: Config) -> tuple[ExtraTensor, ...]:
     """Biases of latent attention (down-projections and output), where the file asks for them."""
     if not cfg.flag("attention_bias"):
         return ()
-    row = cfg.need_int("kv_lora_rank") + (cfg.maybe_int("qk_rope_head_dim") or 0)
+    row = cfg.need_int("kv_lora_rank") + rotary_dim(cfg)
     size = row + (cfg.maybe_int("q_lora_rank") or 0) + hidden_size(cfg)
     return (ExtraTensor(name="attn_latent_bias", shape=(size,), role="norm"),)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvplan.errors import SpecError, printable
 from kvplan.sources.hf.attention import hidden_size
+from kvplan.sources.hf.class_defaults import SIZES, SPELLINGS
 from kvplan.sources.hf.cross import CROSS, IMAGE_TOKENS
 from kvplan.sources.hf.gemma import GEMMA
 from kvplan.sources.hf.keys import Config, Layers
@@ -143,8 +144,8 @@ def _hybrids() -> dict[str, Reader]:
 
 def _fill_in(cfg: Config, kind: str) -> None:
     """Sizes that the family's files leave to the class that reads them."""
-    for key, value in CLASS_DEFAULTS.get(kind, {}).items():
-        if key not in cfg.data:
+    for key, value in {**SIZES.get(kind, {}), **CLASS_DEFAULTS.get(kind, {})}.items():
+        if not any(name in cfg.data for name in SPELLINGS.get(key, (key,))):
             cfg.data = {**cfg.data, key: value}
 
 
