@@ -43,7 +43,7 @@ def log(
     Shows what the engine said, what kvplan predicts term by term, and which term explains the difference.
     """
     from kvplan.planning.log_case import deployment
-    from kvplan.planning.log_report import exceeds, report
+    from kvplan.planning.log_report import FailOver, exceeds, report
     from kvplan.sources import find_gpu, find_model, override_gpu
     from kvplan.sources.logs import read_log
 
@@ -63,7 +63,7 @@ def log(
     found = deployment(said, name=shown, model=model, gpu=gpu, engine=given.pop("engine", None), given=given)
     result = report(said, found, file=shown, figure=figure)
     over = limit is not None and exceeds(result.figure, limit)
-    plain = {**result.to_dict(), "fail_over": None if limit is None else {"limit": limit, "ok": not over}}
+    plain = result._replace(fail_over=None if limit is None else FailOver(limit, not over)).to_dict()
     out = output.of(ctx)
     out.emit(lambda: _document(plain), plain, warnings=result.warnings)
     if over and result.figure is not None:

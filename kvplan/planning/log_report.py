@@ -59,6 +59,14 @@ class Explanation(NamedTuple):
     """Of the whole difference; above 1 where other terms pull the other way."""
 
 
+class FailOver(NamedTuple):
+    """A limit for the difference of the compared figure, and whether it holds."""
+
+    limit: float
+    """Share of the printed figure."""
+    ok: bool
+
+
 class LogReport(NamedTuple):
     """What a log says, what kvplan says, and whether they agree."""
 
@@ -81,6 +89,7 @@ class LogReport(NamedTuple):
     figure: Row | None
     """The figure that the verdict is about: bytes for the cache per GPU, or tokens."""
     warnings: tuple[str, ...]
+    fail_over: FailOver | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of ``kvplan log --json``."""

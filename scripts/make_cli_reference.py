@@ -1,0 +1,100 @@
+"""Write ``docs/cli.md``: every verb and flag, from the commands themselves.
+
+With ``--check`` nothing is written, and the exit status is 1 where the page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import typer
+
+from kvplan.cli.app import VERBS, app
+
+TARGET = ROOT / "docs" / "cli.md"
+
+INTRO = """# Commands
+
+Written by `scripts/make_cli_reference.py` from the commands themselves; `kvplan COMMAND --help` prints the same.
+
+Every flag is written `--flag VALUE` or `--flag=VALUE`, with dashes or underscores; a short one `-tp 4` or `-tp=4`. Data
+goes to stdout, everything else to stderr. `NO_COLOR` and `FORCE_COLOR` are obeyed.
+
+| exit status | when |
+| --- | --- |
+| 0 | answered, and where asked it fits, holds, agrees |
+| 1 | answered in full, and it does not |
+| 2 | could not answer: one line says why, another what to type next |
+| 130 | interrupted |
+"""
+
+
+def commands() -> Iterator[tuple[str, Any, Any]]:
+    """(name, command, context) of every verb, verbs of verbs included."""
+    root = typer.main.get_command(app)
+    with root.make_context("kvplan", ["plan"], resilient_parsing=True) as top:
+        for verb in VERBS:
+            command = root.get_command(top, verb)
+            with command.make_context(verb, [], parent=top, resilient_parsing=True) as context:
+                yield verb, command, context
+                for name in getattr(command, "commands", {}):
+                    inner = command.get_command(context, name)
+                    with inner.make_context(name, [], parent=context, resilient_parsing=True) as below:
+                        yield f"{verb} {name}", inner, below
+
+
+def sections(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
+    """Heading -> (flags, text), in the order of the help, common output flags last."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(context):
+        record = param.get_help_record(context)
+        if record is not None and "--help" not in record[0]:
+            argument = param.param_type_name == "argument"
+            heading = "Arguments" if argument else getattr(param, "rich_help_panel", None) or "Options"
+            found.setdefault(heading, []).append(record)
+    return dict(sorted(found.items(), key=lambda e: (e[0] != "Arguments", e[0] == "Output")))
+
+
+def cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def page() -> str:
+    lines = [INTRO]
+    for name, command, context in commands():
+        usage = " ".join(command.collect_usage_pieces(context))
+        text = " ".join((command.help or "").split("\f")[0].split())
+        lines += [f"\n## kvplan {name}\n", f"{text}\n", f"```\nkvplan {name} {usage}\n```\n"]
+        for heading, rows in sections(command, context).items():
+            lines += [
+                f"**{heading}**\n",
+                f"| {'argument' if heading == 'Arguments' else 'flag'} | meaning |",
+                "| --- | --- |",
+            ]
+            lines += [f"| `{cell(flags)}` | {cell(meaning)} |" for flags, meaning in rows]
+            lines.append("")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only; status 1 where the page is out of date")
+    text = page()
+    if parser.parse_args(argv).check:
+        same = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
+        print(f"{TARGET.relative_to(ROOT)}: {'up to date' if same else 'out of date'}")
+        return 0 if same else 1
+    TARGET.write_text(text, encoding="utf-8")
+    print(f"wrote {TARGET.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
