@@ -7,6 +7,7 @@ with ``cls=Group`` for the app itself). The function returns its exit status, No
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
@@ -28,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "engines": ("kvplan.cli.engines", "the engines that are known, their versions and policies"),
     "log": ("kvplan.cli.log", "an engine's start-up log, held against the plan"),
     "formats": ("kvplan.cli.formats", "the storage formats of caches and weights"),
+    "completion": ("kvplan.cli.completion", "a script that lets your shell complete verbs, flags and names"),
 }
 """verb -> (module, what it answers)."""
 
@@ -39,6 +41,9 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
     ("gpus list h100", "which GPUs are known"),
 )
 """What the start page shows; every line of it works as it stands."""
+
+COMPLETE = "_KVPLAN_COMPLETE"
+"""Set by a shell that wants completions."""
 
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SETTINGS: dict[str, Any] = {
@@ -146,6 +151,8 @@ class Verb(TyperCommand):
         self.params += _output_options(self.formats)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # a shell asks for completions in the middle of a line
+            return super().parse_args(ctx, args)
         flags = _Flags(self.get_params(ctx), ctx.command_path)
         return super().parse_args(ctx, flags.normalise(args, interspersed=True))
 
@@ -179,7 +186,9 @@ class Group(TyperGroup):
         return text
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        if not args:
             typer.echo(self.overview(ctx))
             raise typer.Exit(0)
         flags = _Flags(self.get_params(ctx), ctx.command_path)
@@ -188,6 +197,8 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         command = self.get_command(ctx, args[0])
         if command is None:
+            if ctx.resilient_parsing:
+                return None, None, args[1:]
             raise UnknownNameError("command", args[0], self.list_commands(ctx), more=self.elsewhere(ctx, args[0]))
         return args[0], command, args[1:]
 
@@ -208,7 +219,18 @@ class LazyGroup(Group):
         module = import_module(VERBS[cmd_name][0])
         command = typer.main.get_command(module.app)
         command.name = cmd_name
+        if COMPLETE in os.environ:
+            from kvplan.cli.completion import prepare
+
+            prepare(command, cmd_name)
         return command
+
+    def _main_shell_completion(self, ctx_args: Any, prog_name: str, complete_var: str | None = None) -> None:
+        if COMPLETE in os.environ:
+            from typer._completion_classes import completion_init
+
+            completion_init()
+        super()._main_shell_completion(ctx_args, prog_name, complete_var)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
