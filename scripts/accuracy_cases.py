@@ -33,7 +33,7 @@ INFERRED_VERSIONS = {
     "fresh-61120944849-rocm80-qwen38-27b": ("0.27.0", "main of 16 August 2026, V1 runner for a hybrid"),
     "fresh-61120944849-rocm80-qwen38-27b-mtp": ("0.27.0", "the same build"),
     "vllm-44376-dsv4flash": ("0.22.0", "the report says 0.22-era"),
-    "vllm-53961-dsv4pro": ("0.28.0", "main of August 2026 with the batch limits of 0.28"),
+    "vllm-53961-dsv4pro": ("0.28.0", "main of August 2026"),
     "fresh-vllm-21489-b200-gemma3-4b": ("0.10.0", "the report is of July 2025"),
 }
 OLDEST = "0.8.5"
@@ -47,6 +47,7 @@ INFERRED_GPUS = {
 INFERRED_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "fresh-61120944849-rocm80-qwen38-27b": ({"max_num_seqs": 256}, "2,048 batched tokens are the small tier's default"),
     "fresh-61120944849-rocm80-qwen38-27b-mtp": ({"max_num_seqs": 256}, "the same"),
+    "vllm-44376-dsv4flash": ({"max_num_batched_tokens": 16384}, "needed bytes and longest length follow from it alone"),
 }
 SAME_SHAPE = {"qwen3.8-27b": "qwen3.6-27b", "deepseek-r1-distill-qwen-14b": "qwen2.5-14b"}
 """A model outside the catalog whose layers are those of another."""
@@ -69,8 +70,6 @@ LOGGED_SAMPLER = {
     "fresh-7292846353": False,
 }
 """Sources (0.11.0 and before) whose log says whether it is "Using FlashInfer for top-p & top-k sampling"."""
-LAYOUT_FROM = {"fresh-63396953296-h200-dsv4flash": "0.30.0", "vllm-44376-dsv4flash": "0.30.0"}
-"""Cases whose cache layout kvplan knows only in a later release; the budget is that of their own."""
 REFUSALS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "llmd-qwen3-32b-tp1": (("llmd-qwen3-32b-tp1 at 32,000", {"max_model_len": 32000}),),
     "llmd-llama33-70b-fp8": (("llmd-llama33-70b-fp8 on one GPU", {"tensor_parallel_size": 1}),),

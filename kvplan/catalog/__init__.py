@@ -120,6 +120,9 @@ def load_model(name: str) -> ModelSpec:
         data = {**data, **changes, "file_warnings": [recalled]}
     if weights is not None:
         data = {**data, "checkpoint": _checkpoint(data, weights)}
+        if weights == "nvfp4" and not (data["checkpoint"] or {}).get("kv_cache_format"):
+            unsaid = f"whether {name} declares an fp8 KV cache, its name does not say (--kv-cache-dtype fp8 if it does)"
+            data["file_warnings"] = [*data.get("file_warnings", ()), unsaid]
     return model_from_plain(data, where=os.path.basename(path))
 
 

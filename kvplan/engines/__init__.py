@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kvplan.errors import UnknownNameError
+from kvplan.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine
@@ -45,6 +45,11 @@ def get_engine(name: str = DEFAULT_ENGINE) -> Engine:
         InputError: not a version, or one this engine's rules are not known for.
     """
     base, _, version = name.partition("@")
+    if base.strip().lower() == "all":
+        raise InputError(
+            "all is every engine, and stands alone", where="--engine",
+            hint=f"type --engine all, or name those you want: --engine {DEFAULT_ENGINE},sglang",
+        )  # fmt: skip
     try:
         module, attribute = ENGINES[base.lower()]
     except KeyError:

@@ -7,9 +7,9 @@ hold?* is integer arithmetic and exact.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.errors import InputError
@@ -164,16 +164,33 @@ class CachePool(NamedTuple):
     v_bytes: int
 
 
+STATE_KINDS = frozenset({"recurrent", "recurrent outside the cache", "compressor"})
+"""Kinds of `CachePool` that do not grow with the tokens."""
+
+
 class Allocation(NamedTuple):
     """What an engine lays out when it starts, in its own terms, whatever the workload."""
 
     bytes: int
-    """All pools and states together."""
+    """All pools, and `state_bytes`."""
     pools: tuple[CachePool, ...]
+    """Caches of tokens; what a sequence keeps whatever its length is in `states`."""
     state_bytes: int
+    """All states together."""
     compute_buffer_bytes: int | None
     peak_bytes: int | None
     """The most that exists at once while the cache grows; None: it does not grow."""
+    states: tuple[CachePool, ...] = ()
+    """Recurrent, convolution and compressor states: `cells` counts slots, `k_bytes` the convolution's part and
+    `v_bytes` the matrix."""
+
+    @classmethod
+    def of(cls, laid: Sequence[CachePool], compute_bytes: int | None = None, peak_bytes: int | None = None) -> Self:
+        """All that is laid out, caches and states told apart by their kind."""
+        pools = tuple(pool for pool in laid if pool.kind not in STATE_KINDS)
+        states = tuple(pool for pool in laid if pool.kind in STATE_KINDS)
+        size = sum(pool.bytes for pool in states)
+        return cls(sum(pool.bytes for pool in pools) + size, pools, size, compute_bytes, peak_bytes, states)
 
 
 class Change(NamedTuple):

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvplan.engines.model_changes import ModelChanges, Quantization, factor_rule
 from kvplan.engines.options import Option
 from kvplan.errors import InputError, KvplanError, printable
+
+if TYPE_CHECKING:
+    from kvplan.spec.model import ModelSpec
 
 _LONGEST = 60
 """Characters of a word that a message repeats."""
@@ -36,15 +40,6 @@ class Word(str):
         return word
 
 
-class Quantization(NamedTuple):
-    """A weight format that the command asks for, where the model's name does not say one."""
-
-    words: str
-    """What asks for it."""
-    format: str
-    """Empty where kvplan has none for it."""
-
-
 class Reading:
     """What the words of one command line amount to."""
 
@@ -57,9 +52,13 @@ class Reading:
         """setting -> why its value cannot be read; no matter where something else sets it."""
         self.ignored: list[str] = []
         self.unknown: list[str] = []
-        self.other: dict[str, str] = {}
+        self.other: dict[str, Word] = {}
         """Flag -> value, for flags that are no setting: an engine's `Grammar.settle` looks at some of them."""
+        self.repeated: dict[str, list[Word]] = {}
+        """The same with every value of a flag that stands several times."""
         self.warnings: list[str] = []
+        self.changes: ModelChanges | None = None
+        """What is changed of the model itself."""
         self.quantization: Quantization | None = None
         self.assumed: str = ""
         """A warning for whoever takes the weights from `quantization`."""
@@ -87,7 +86,12 @@ class Reading:
             if old in table:
                 table[new] = table.pop(old)
 
-    def use(self, *flags: str) -> str | None:
+    def note(self, flag: str, value: Word) -> None:
+        """A flag that is no setting, with its value."""
+        self.other[flag] = value
+        self.repeated.setdefault(flag, []).append(value)
+
+    def use(self, *flags: str) -> Word | None:
         """The value of a flag that is no setting of its own, which then no longer counts as ignored."""
         for flag in flags:
             if flag in self.other:
@@ -155,6 +159,8 @@ class Grammar(NamedTuple):
     """Whether ``--disable-x`` is another way to write ``--no-enable-x``."""
     settle: Callable[[Reading], None] = _leave
     """The engine's last word: settings that several flags make together."""
+    longest: Callable[[ModelChanges, ModelSpec, str, int], tuple[int, str]] = factor_rule
+    """(changes, the model, the engine's version, tokens asked for or 0) -> (its longest context, a warning)."""
 
 
 class _Entry(NamedTuple):
@@ -264,7 +270,7 @@ class _Reader:
             if value is None and at < len(words) and not _is_flag(words[at]):
                 value, at = words[at], at + 1
             self.reading.unknown.append(printable(f"{name} {value}" if value is not None else name, _LONGEST))
-            self.reading.other[flag] = value or ""
+            self.reading.note(flag, value or Word(""))
             return at
         if entry.kind == "several":
             if value is None:
@@ -312,9 +318,9 @@ class _Reader:
         shown = printable(f"{name} {value}" if value is not None and self._wants_value(entry) else name, _LONGEST)
         if entry.kind == "model":
             self._model(value if value is not None else Word(""), name)
-            reading.other[flag] = value or ""
+            reading.note(flag, value or Word(""))
         elif option is None:
-            reading.other[flag] = value or ""
+            reading.note(flag, value or Word(""))
             reading.ignored.append(name)
             if (
                 not self.grammar.unmodelled.isdisjoint((flag, flag.partition(".")[0]))

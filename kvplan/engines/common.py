@@ -91,6 +91,30 @@ def forward_term(stage: Stage, model: ModelSpec, tokens: int, rows: int, what: s
     return Term("activation peak", "activation", peak, peak // 2, 2 * peak, "modelled", source)
 
 
+def experts_term(stage: Stage, model: ModelSpec, tokens: int) -> Term | None:
+    """Buffers of a grouped GEMM over routed experts, which lie side by side; None: there are no experts.
+
+    A row for every token and expert it uses: the permuted input and the output of the second product, both as wide
+    as the hidden states, and what the first product makes (twice the expert's width) and the activation leaves, in
+    16 bits; inputs of both products once more in 8 bits where the experts are stored so.
+    """
+    stored = model.checkpoint
+    name = model.dtype if stored is None else stored.overrides.get("routed_experts", stored.format)
+    narrow = get_format(name, use="weights").block_bytes <= get_format(name, use="weights").block_elements
+    widest = 0
+    for block in stage.spec.layer_counts:
+        for ffn in stage.spec.blocks[block].ffns:
+            if getattr(ffn, "experts", None):
+                wide: int = ffn.intermediate_size  # type: ignore[attr-defined]
+                width: int = ffn.expert_hidden_size or model.hidden_size  # type: ignore[attr-defined]
+                row = 4 * width + 6 * wide + (width + wide if narrow else 0)
+                widest = max(widest, tokens * ffn.experts_per_token * row)  # type: ignore[attr-defined]
+    if not widest:
+        return None
+    source = f"rows of {tokens:,} tokens for every expert they use, in and out of both products; not fitted"
+    return Term("workspace of the experts", "activation", widest, widest // 2, widest * 3 // 2, "modelled", source)
+
+
 def context_term() -> Term:
     """The CUDA context of one process that computes alone."""
     source = "context and cuBLAS workspace; not fitted"

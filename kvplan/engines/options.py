@@ -32,6 +32,11 @@ class Option(NamedTuple):
     def is_switch(self) -> bool:
         return self.kind in ("true", "false")
 
+    @property
+    def is_list(self) -> bool:
+        """Whether it may be typed several times; its texts are then joined by commas."""
+        return self.kind in ("prices", "texts")
+
     def read(self, text: str) -> Any:
         """The value of `text`.
 
@@ -107,6 +112,71 @@ def parse_text(text: str, flag: str) -> str:
     return text.strip()
 
 
+def parse_seconds(text: str, flag: str) -> float:
+    """A time above zero: ``0.5``, ``0.5s``, ``30ms``.
+
+    Raises:
+        InputError: anything else.
+    """
+    return _amount(text, flag, {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}, "a time", "0.5, or 500ms")
+
+
+def parse_per_second(text: str, flag: str) -> float:
+    """A number a second, above zero: ``5``, ``5/s``, ``300/min``, ``1000/h``.
+
+    Raises:
+        InputError: anything else.
+    """
+    return _amount(text, flag, {"": 1.0, "/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}, "a rate", "5, or 300/min")
+
+
+def parse_number(text: str, flag: str) -> float:
+    """A number that is not below zero.
+
+    Raises:
+        InputError: anything else.
+    """
+    return 0.0 if text.strip() in ("0", "0.0") else _amount(text, flag, {"": 1.0}, "a number", "0.8")
+
+
+def _amount(text: str, flag: str, units: dict[str, float], what: str, example: str) -> float:
+    stripped = text.strip()
+    digits = stripped.rstrip("/abcdefghijklmnopqrstuvwxyz")
+    unit = units.get(stripped[len(digits) :])
+    try:
+        value = float(digits) * unit if unit is not None and "_" not in digits else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e12:
+        raise InputError(f"{printable(text, 40)!r} is not {what} above 0", where=flag, hint=f"{flag} {example}")
+    return value
+
+
+def parse_texts(text: str, flag: str) -> tuple[str, ...]:
+    """Names parted by commas, each once.
+
+    Raises:
+        InputError: one of them is empty.
+    """
+    return tuple(dict.fromkeys(parse_text(part, flag) for part in text.split(",")))
+
+
+def parse_prices(text: str, flag: str) -> tuple[tuple[str | None, float], ...]:
+    """``ID=USD`` an hour of one GPU, several parted by commas; a bare number is the price of the GPU that is named.
+
+    Raises:
+        InputError: anything else.
+    """
+    found = []
+    for part in text.split(","):
+        name, equals, usd = part.rpartition("=")
+        if equals and not name.strip():
+            raise InputError(f"{printable(part, 40)!r} names no GPU", where=flag, hint=f"{flag} h100-sxm=2.5")
+        usd = usd.strip().removeprefix("$")
+        found.append((name.strip() if equals else None, _amount(usd, flag, {"": 1.0}, "a price", "h100-sxm=2.5")))
+    return tuple(found)
+
+
 READERS = {
     "count": parse_count,
     "tokens": parse_tokens,
@@ -117,5 +187,10 @@ READERS = {
     "engine_bytes": parse_engine_bytes,
     "share": parse_share,
     "text": parse_text,
+    "seconds": parse_seconds,
+    "per_second": parse_per_second,
+    "number": parse_number,
+    "prices": parse_prices,
+    "texts": parse_texts,
 }
 """kind -> reader(text, flag)."""

@@ -97,13 +97,8 @@ class SequenceEngine(VersionedEngine):
         spec = shard_model(model, tp=settings.tensor_parallel_size)
         batch, prompt, tokens = settings.concurrency_per_replica, settings.prompt_tokens, settings.request_tokens
         pools = self.pools(spec, settings, batch, prompt, tokens)
-        state = sum(p.bytes for p in pools if p.kind in STATE_KINDS)
         peak = self.peak_bytes(spec, settings, batch, prompt, tokens)
-        return Allocation(sum(p.bytes for p in pools), pools, state, None, peak)
-
-
-STATE_KINDS = ("recurrent", "recurrent outside the cache")
-"""Pools whose bytes are `Allocation.state_bytes`: k_bytes is the convolution part, v_bytes the recurrent one."""
+        return Allocation.of(pools, peak_bytes=peak)
 
 
 def _largest(cost: Callable[[int], int], have: int, limit: int = 2**40) -> int | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
 
 MAX_GPUS = 64
-LITTLE = 0.9
+LITTLE = 0.8
 """A format that leaves more than this of a request's bytes is not worth its loss of precision."""
 Try = Callable[..., Outcome | None]
 
@@ -87,7 +87,9 @@ def _longest(outcome: Outcome, good: Callable[[int], bool]) -> int:
 
 def _shorter(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
     settings = outcome.settings
-    if outcome.pool is not None and (outcome.pool.starts or outcome.pool.refusal):
+    if outcome.pool is not None and (
+        outcome.pool.starts or outcome.pool.max_single_request_tokens >= settings.max_model_len
+    ):
         return  # the length is not what binds
 
     def fits(length: int) -> bool:
@@ -216,9 +218,74 @@ def smallest_thousandth(good: Callable[[int], bool]) -> float | None:
 def notes(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> tuple[str, ...]:
     """What the layout and the settings do to the cache that nobody sees at first sight; each is computed."""
     found: list[str] = []
-    for look in (_short_pool, _same_cache_everywhere, _format_without_effect):
+    for look in (
+        _to_paste,
+        _breaks_first,
+        _most_sequences,
+        _short_pool,
+        _same_cache_everywhere,
+        _format_without_effect,
+    ):
         found += look(model, gpu, engine, outcome)
     return tuple(found)
+
+
+def _to_paste(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
+    """The command that starts this deployment, and what it leaves beyond what the start needs."""
+    if not outcome.fits or outcome.kv_bytes is None:
+        return
+    from kvplan.engines.paste import command
+
+    line = command(model, outcome.settings)
+    if line is None:
+        return
+    spare = [
+        have - engine.start_bytes(s, outcome.settings) for s, have in zip(outcome.stages, outcome.kv_bytes, strict=True)
+    ]
+    weights = outcome.settings.weights
+    stored = f" (a checkpoint in {weights})" if weights != "auto" and "--quantization" not in line else ""
+    text = f"to paste: {line}{stored}"
+    if outcome.waterfalls is None or outcome.settings.kv_cache_memory_bytes is not None:
+        yield text
+        return
+    worst = min(
+        left - sum(t.high_bytes - t.bytes for t in f.terms) for left, f in zip(spare, outcome.waterfalls, strict=True)
+    )
+    beyond = "its caches" if not engine.fills_budget else "one request of the limit"
+    least = (
+        f"{gib(worst)} if every modelled term is at its upper bound"
+        if worst >= 0
+        else (f"{gib(-worst)} short if every modelled term is at its upper bound")
+    )
+    yield f"{text}; leaves {gib(min(spare))} per GPU beyond {beyond} ({least})"
+
+
+def _breaks_first(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
+    """What ends first as requests are added: the cache, or the engine's own limit on running sequences."""
+    settings = outcome.settings
+    if not outcome.fits or outcome.pool is None or outcome.kv_bytes is None or not engine.fills_budget:
+        return
+    limit, tokens = settings.max_num_seqs or settings.extra.get("max_running_requests"), settings.request_tokens
+    holds = engine.requests_at(outcome.stages, settings, outcome.kv_bytes, tokens)
+    each = " per replica" if settings.data_parallel_size > 1 else ""
+    if limit and limit < holds:
+        yield (
+            f"breaks first as requests are added: max_num_seqs {limit:,}{each}; the cache would hold {holds:,} "
+            f"requests of {tokens:,} tokens"
+        )
+    elif holds:
+        than = f", before max_num_seqs {limit:,}" if limit else ""
+        yield (
+            f"breaks first as requests are added: the cache, full with {holds:,} requests of {tokens:,} tokens"
+            f"{each}{than}"
+        )
+
+
+def _most_sequences(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
+    """The largest max_num_seqs of a hybrid, whose every running sequence needs a block for its state."""
+    allowed = outcome.pool.max_num_seqs_allowed if outcome.pool is not None and outcome.fits else None
+    if allowed is not None:
+        yield f"--max-num-seqs is {allowed:,} at most with this memory: every running sequence needs a block of its own"
 
 
 def _short_pool(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
@@ -251,7 +318,10 @@ def _same_cache_everywhere(model: ModelSpec, gpu: GpuSpec | None, engine: Engine
         elif now:
             parts.append(f"{flags} holds {_tokens(tried):,} ({_tokens(tried) / now:.1f} x)")
     if parts:
-        yield f"{copies} ranks hold the same cache, {now:,} tokens in all; {', '.join(parts)}"
+        yield (
+            f"{copies} ranks hold the same cache, {now:,} tokens in all, no more than one of them would; "
+            f"of the same GPUs {', '.join(parts)}"
+        )
 
 
 def _copies(model: ModelSpec, tp: int) -> int:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.engines.log_table import LOCAL
 from kvplan.errors import InputError
-from kvplan.planning.log_case import Deployment, deployment
+from kvplan.planning.log_case import Deployment, deployment, weights_open
 from kvplan.planning.planner import plan_deployment
+from kvplan.planning.settings import SERVICE
 from kvplan.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-FREE = frozenset(
+FREE = SERVICE | frozenset(
     {
         "concurrency", "prompt_tokens", "output_tokens", "shared_prefix_tokens", "max_model_len", "block_size",
         "kv_cache_dtype", "num_gpu_blocks_override", "enable_prefix_caching", "force_prefix_caching", "gpus",
@@ -57,6 +58,12 @@ def measured_base(
             hint="name the model: kvplan plan MODEL --from-log FILE",
         )
     if log.engine in LOCAL:
+        if weights_open(log, found.model, found.settings):
+            raise InputError(
+                f"does not say how {found.model.id} is stored (no file type line), and its weights decide what is left",
+                where=name,
+                hint="add --weights q4_k_m (its quantization), or plan the .gguf file with --from-log",
+            )
         return Base(found, None, None)
     kv = log.figure("kv")
     if kv is None or kv.value <= 0:

@@ -246,7 +246,7 @@ def _local_rows(log: Log, plan: Plan) -> list[Row]:
     if laid is None:
         return []
     caches = [c for c in log.run.caches if c.kind != "state"]
-    pools = [p for p in laid.pools if p.kind != "recurrent" and not p.kind.endswith("state")]
+    pools = laid.pools
     rows = []
     if len(caches) == len(pools) and len(pools) > 1:
         for cache, pool in zip(caches, pools, strict=True):

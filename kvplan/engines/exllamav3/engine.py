@@ -256,6 +256,8 @@ class ExLlamaV3(VersionedEngine):
     def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
         running, pages = settings.concurrency_per_replica, self._pool_tokens(stages, settings, kv_bytes) // PAGE
         shared = self.shared_prefix_tokens(stages[0].spec, settings) // PAGE
+        if running > (settings.max_num_seqs or SLOTS):
+            return False  # the others wait for a slot
         return running * -(-settings.request_tokens // PAGE) - (running - 1) * shared <= pages
 
     def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> int:
@@ -278,8 +280,7 @@ class ExLlamaV3(VersionedEngine):
         pools += self.slot_pools(spec, settings)
         total = sum(p.bytes for p in pools)
         rebuilt = max((2 * r.k * HALF * tokens for r in rows if r.kind != "mla"), default=0) if bits else 0
-        state = sum(p.bytes for p in pools if p.kind == "recurrent")
-        return Allocation(total, tuple(pools), state, None, total + rebuilt if rebuilt else None)
+        return Allocation.of(pools, peak_bytes=total + rebuilt if rebuilt else None)
 
 
 def stored(elements: int, bits: int) -> int:

@@ -181,8 +181,3 @@ def pools(
             total[1] += times * held * state.s
     ordered = sorted(sums.items(), key=lambda item: (_ORDER.index(item[0][0]), item[0][1]))
     return [CachePool(cache, cells, None, k + v, k, v) for (cache, _, cells), (k, v) in ordered if k + v]
-
-
-def is_state(pool: CachePool) -> bool:
-    """Whether a pool is a state of fixed size rather than cells."""
-    return pool.kind in ("recurrent", "compressor")

@@ -5,9 +5,17 @@ Source: llama.cpp ``common/arg.cpp`` as of libllama 0.5.0, and flags of earlier 
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 from kvplan.engines.command_line import Grammar, Reading, words
 from kvplan.engines.llama_cpp.flags import OPTIONS
-from kvplan.errors import printable
+from kvplan.engines.model_changes import ModelChanges, Rope, unmodelled
+from kvplan.engines.options import parse_count
+from kvplan.errors import InputError, printable
+
+if TYPE_CHECKING:
+    from kvplan.spec.model import ModelSpec
 
 SWITCHES = words("""
     -ag -bs -cb -cl -cmoe -cmoed -cnv -dio -e -mli -ndio -no-ag -no-cnv -nocb -nr -sp -st -v agent backend-sampling
@@ -66,8 +74,7 @@ VALUES = words("""
 
 UNMODELLED = words("""
     -cmoe -devd -md -ncffn -ncmoe -ot -sm control-vector cpu-moe grp-attn-n grp-attn-w kv-unified-per-slot lora
-    lora-scaled mmproj model-draft moe-cache-mib n-cpu-ffn n-cpu-moe override-kv override-tensor rope-scale rpc
-    spec-draft-model split-mode yarn-orig-ctx
+    lora-scaled mmproj model-draft moe-cache-mib n-cpu-ffn n-cpu-moe override-tensor rpc spec-draft-model split-mode
 """)
 """Of these, the ones that change what the memory holds."""
 
@@ -79,6 +86,8 @@ ENVIRONMENT = {
     "LLAMA_ARG_TENSOR_SPLIT": "--tensor-split", "LLAMA_ARG_KV_OFFLOAD": "--kv-offload",
     "LLAMA_ARG_NO_KV_OFFLOAD": "--no-kv-offload", "LLAMA_ARG_MODEL": "--model", "LLAMA_ARG_MODEL_URL": "--model-url",
     "LLAMA_ARG_HF_REPO": "--hf-repo", "LLAMA_ARG_HF_FILE": "--hf-file",
+    "LLAMA_ARG_ROPE_SCALING_TYPE": "--rope-scaling", "LLAMA_ARG_ROPE_SCALE": "--rope-scale",
+    "LLAMA_ARG_ROPE_FREQ_SCALE": "--rope-freq-scale", "LLAMA_ARG_YARN_ORIG_CTX": "--yarn-orig-ctx",
 }  # fmt: skip
 """Variable -> its flag."""
 
@@ -86,8 +95,16 @@ FIRST_CHOICE = "Q4_K_M"
 """What llama.cpp fetches from a repository whose quantisation nobody named."""
 
 
+_HARMLESS = re.compile(r"(?:general|tokenizer)\.|.*\.rope\.|.*\.attention\.layer_norm_")
+"""Keys of the metadata that change neither the cache nor the weights."""
+
+
 def settle(reading: Reading) -> None:
-    """Which file of a repository is meant."""
+    """Which file of a repository is meant, and what is changed of the model itself."""
+    try:
+        _changes(reading)
+    except InputError as error:
+        reading.fail("ctx_size", error)
     repository = next((reading.other[f] for f in ("-hf", "-hfr", "--hf-repo") if f in reading.other), "")
     if not repository:
         return
@@ -100,6 +117,59 @@ def settle(reading: Reading) -> None:
         reading.model = f"{repository}:{FIRST_CHOICE}"
         shown = printable(repository, 60)
         reading.warnings.append(f"{shown} does not say which file; {FIRST_CHOICE} is what llama.cpp looks for first")
+
+
+def _changes(reading: Reading) -> None:
+    """``--override-kv``, and YaRN by hand. No scaling changes what is laid out: -c says it, or the trained context."""
+    length, others = 0, []
+    for text in reading.repeated.get("--override-kv", []):
+        reading.use("--override-kv")
+        if text.missing:
+            raise InputError(text.missing, where="--override-kv", hint="write the value there")
+        for entry in text.split(","):
+            key, equals, value = entry.partition("=")
+            kind, _, number = value.partition(":")
+            if not equals or kind not in ("int", "float", "bool", "str"):
+                what = f"{printable(entry, 40)!r} is no override"
+                raise InputError(
+                    what, where="--override-kv", hint="KEY=int:VALUE, as in llama.context_length=int:65536"
+                )
+            if key.endswith(".context_length"):
+                length = parse_count(number, "--override-kv")
+            elif not _HARMLESS.match(key):
+                others.append(key)
+    if others:
+        reading.warnings.append(unmodelled("--override-kv", others))
+    rope = _yarn(reading)
+    if rope or length:
+        reading.changes = ModelChanges("--rope-scaling yarn" if rope else "--override-kv", rope, length)
+
+
+def _yarn(reading: Reading) -> Rope | None:
+    """YaRN with a scale of its own, which raises the trained context that a longer -c is held against."""
+    scale, share = reading.other.get("--rope-scale"), reading.other.get("--rope-freq-scale")
+    original = reading.other.get("--yarn-orig-ctx")
+    if reading.other.get("--rope-scaling") != "yarn" or not (scale or share):
+        return None
+    try:
+        factor = float(scale) if scale else 1 / float(share or 0)
+    except (ValueError, ZeroDivisionError):
+        factor = 0.0
+    if not 1 <= factor <= 1 << 20:
+        shown = printable(scale or share or "", 40)
+        raise InputError(f"{shown!r} is no scale of a context", where="--rope-scale", hint="--rope-scale 4")
+    reading.use("--rope-scaling"), reading.use("--rope-scale"), reading.use("--yarn-orig-ctx")
+    return Rope("yarn", factor, parse_count(original, "--yarn-orig-ctx") if original and original != "0" else 0)
+
+
+def longest(changes: ModelChanges, model: ModelSpec, version: str, asked: int) -> tuple[int, str]:
+    """The trained context: overridden, or what YaRN makes of it once -c says a context.
+
+    Source: llama.cpp as of libllama 0.5.0 ``src/llama-context.cpp``: the default context is taken before
+    ``llama_init_from_model`` re-adjusts ``n_ctx_train``.
+    """
+    length, rope = changes.length or model.max_position_embeddings or 0, changes.rope
+    return (int((rope.original or length) * rope.factor) if rope and asked else length), ""
 
 
 GRAMMAR = Grammar(
@@ -116,5 +186,6 @@ GRAMMAR = Grammar(
     environment=ENVIRONMENT,
     variables=("LLAMA_ARG_",),
     settle=settle,
+    longest=longest,
 )
 """How llama.cpp is started."""

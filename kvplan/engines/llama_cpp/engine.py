@@ -252,9 +252,7 @@ class LlamaCpp(Engine):
     def allocation(self, model: ModelSpec, settings: Settings) -> Allocation:
         pools = self._pools(model, settings, model.layers)
         shape = self._shape(model, settings)
-        state = sum(pool.bytes for pool in pools if caches.is_state(pool))
-        compute = buffers.compute_bytes(model, facts(model), shape)
-        return Allocation(sum(pool.bytes for pool in pools), tuple(pools), state, compute, None)
+        return Allocation.of(pools, buffers.compute_bytes(model, facts(model), shape))
 
     # ---- budget ----
 
@@ -267,8 +265,8 @@ class LlamaCpp(Engine):
             buffers.compute_term(model, facts(model), shape, settings.pipeline_parallel_size),
             buffers.context_term(),
         ]
-        host = offload.host_term(stage, model, settings)
-        return found if host is None else [host, *found]
+        taken_off = (offload.host_term(stage, model, settings), offload.towers_term(stage, model, settings))
+        return [*(term for term in taken_off if term is not None), *found]
 
     def request_bytes(self, stage: Stage, settings: Settings, tokens: int) -> int:
         """The caches of a context with one slot of `tokens`."""

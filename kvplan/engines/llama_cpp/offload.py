@@ -111,6 +111,24 @@ def host_term(stage: Stage, model: ModelSpec, settings: Settings) -> Term | None
     return Term("weights not on this GPU", "weights", -off, -off, -off, "exact", basis_source)
 
 
+def towers_term(stage: Stage, model: ModelSpec, settings: Settings) -> Term | None:
+    """Encoders, which are a file of their own (``--mmproj``), as a negative term; None: the model has none."""
+    if not stage.first or not model.towers:
+        return None
+    measured = model.checkpoint.stored.get("tower") if model.checkpoint and settings.weights == "auto" else None
+    if measured is not None:
+        size = sum(measured.values())
+    else:
+        fmt = get_format(model.dtype, use="weights")
+        if settings.weights != "auto":
+            chosen = get_format(settings.weights, use="weights")
+            plain = chosen.block_elements == 1 and chosen.block_bytes >= 2 and not chosen.mix
+            fmt = chosen if plain else get_format("fp16") if chosen.rest_format else fmt
+        size = sum(fmt.tensor_bytes(t.parameters, t.parameters) for t in model.towers)
+    source = "encoders are a file of their own, loaded besides with --mmproj only"
+    return Term("encoder file not loaded", "weights", -size, -size, -size, "exact", source)
+
+
 def stage_span(stage: Stage, settings: Settings) -> tuple[int, int]:
     """(first, end) of the layers that this stage keeps on its GPU, counted in the model."""
     host = settings.extra["host_layers"] if stage.first else 0

@@ -5,10 +5,12 @@ Source: SGLang 0.4.9 to 0.5.23, ``srt/server_args.py`` and ``srt/arg_groups/fiel
 
 from __future__ import annotations
 
-from kvplan.engines.command_line import Grammar, Quantization, Reading, pick, words
+from kvplan.engines.command_line import Grammar, Reading, pick, words
 from kvplan.engines.flags import SGLANG, SHARED
+from kvplan.engines.model_changes import Quantization, from_config, read_dtype, replaced_keys, unmodelled
 from kvplan.engines.vllm.flags import LAYOUT
 from kvplan.engines.vllm.flags import OPTIONS as COMMON
+from kvplan.errors import InputError
 
 SWITCHES = words("""
     abort-on-priority-when-disabled allow-auto-truncate checkpoint-engine-wait-weights-before-ready
@@ -166,7 +168,7 @@ SEVERAL = words("""
 
 UNMODELLED = words("""
     attn-cp-size attention-context-parallel-size cpu-offload-gb cuda-graph-max-bs disable-hybrid-swa-memory enable-lora
-    enable-unified-memory hybrid-kvcache-ratio json-model-override-args lora-paths moe-dense-tp-size
+    enable-unified-memory hybrid-kvcache-ratio lora-paths moe-dense-tp-size
     prefill-only-disable-kv-cache speculative-algorithm torchao-config
 """)
 """Of these, the ones that change what the memory holds."""
@@ -178,8 +180,11 @@ QUANTIZATION = {
 """``--quantization`` -> the weight format it makes or expects."""
 
 
+_OVERRIDES = "--json-model-override-args"
+
+
 def settle(reading: Reading) -> None:
-    """DP attention, experts, quantisation and machines."""
+    """DP attention, experts, quantisation, machines, and what is changed of the model itself."""
     if reading.use("--enable-dp-attention") is not None:
         reading.move("data_parallel_size", "attn_dp_size")
     experts = reading.use("--ep-size", "--expert-parallel-size", "--ep")
@@ -188,8 +193,14 @@ def settle(reading: Reading) -> None:
     method = reading.use("--quantization")
     if method:
         reading.quantization = Quantization(f"--quantization {method}", QUANTIZATION.get(method, ""))
-    if reading.other.get("--dtype") in ("float", "float32"):
-        reading.warnings.append("--dtype float32 doubles weights and cache, and is not modelled")
+    if read_dtype(reading) == "fp32" and reading.settings.get("kv_cache_dtype", "auto") == "auto":
+        reading.set("kv_cache_dtype", "fp32", "--dtype float32")
+    try:
+        keys = replaced_keys(reading, _OVERRIDES)
+        reading.changes, others = from_config(keys, _OVERRIDES)
+        reading.warnings += [unmodelled(_OVERRIDES, others)] if others else []
+    except InputError as error:
+        reading.fail("max_model_len", error)
     nodes = reading.use("--nnodes")
     if nodes and nodes.isdecimal():
         reading.nodes = min(max(1, int(nodes[:6])), 1 << 16)

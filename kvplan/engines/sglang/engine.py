@@ -365,4 +365,4 @@ class Sglang(VersionedEngine):
             found.append(
                 CachePool("recurrent", slots, None, slots * one.state, slots * one.conv, slots * one.recurrent)
             )
-        return Allocation(sum(p.bytes for p in found), tuple(found), slots * one.state, None, None)
+        return Allocation.of(found)

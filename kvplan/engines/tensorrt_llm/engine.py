@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.cache.bytes import KvFormats, stream_rows
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Allocation, CachePool, Pool, Settings, Stage, Term
-from kvplan.engines.common import attention_weights_term, forward_term, index_format, share, whole_number
+from kvplan.engines.common import attention_weights_term, experts_term, forward_term, index_format, share, whole_number
 from kvplan.engines.generic import plain_formats
 from kvplan.engines.versions import VersionedEngine
 from kvplan.errors import UnsupportedError
@@ -132,6 +132,8 @@ class TensorRtLlm(VersionedEngine):
         """The peak of the trial run, what lies outside torch, and the share of the rest that stays free."""
         batched, seqs = settings.max_num_batched_tokens or 8192, settings.max_num_seqs or 2048
         found = [forward_term(stage, model, batched, min(batched, seqs), "max_num_tokens")]
+        experts = experts_term(stage, model, batched)
+        found += [experts] if experts is not None else []
         many = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
         low, middle, high = (GIB, 2 * GIB, 4 * GIB) if many else (400 * MIB, GIB, 2 * GIB)
         found.append(
@@ -296,4 +298,4 @@ class TensorRtLlm(VersionedEngine):
                     cells * pool.v_bytes,
                 )
             )
-        return Allocation(sum(p.bytes for p in found), tuple(found), 0, None, None)
+        return Allocation.of(found)

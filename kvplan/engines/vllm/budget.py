@@ -16,6 +16,7 @@ from kvplan.engines.vllm import budget_outside as outside
 from kvplan.engines.vllm import budget_versions as versions
 from kvplan.engines.vllm import budget_weights as loaded
 from kvplan.engines.vllm import speculation
+from kvplan.engines.vllm.budget_sparse import sparse_workspace
 from kvplan.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def activation_term(
     """The peak of the profiling run: the largest of sampler, forward pass, encoder and compilation."""
     sampler = activation.sampler_peak(stage, model, settings, path, drafts)
     workspace = _workspace(stage, model, settings, gpu)
-    more = workspace.beside + (0 if workspace_kept(settings) else workspace.shared)
+    sparse = sparse_workspace(stage, settings, gpu)
+    more = workspace.beside + sparse.transient + (0 if workspace_kept(settings) else workspace.shared)
     forward = _plus(activation.forward_peak(stage, model, settings), more)
     encoder, held = activation.encoder_peaks(stage, model, settings)
     sampler, forward = _plus(sampler, held if sampler.bytes else 0), _plus(forward, held)
@@ -94,10 +96,13 @@ def kept_term(
         size += 4 * path.kept_rows * model.vocab_size
         what.append(f"{path.kept_rows} rows of fp32 logits")
     if workspace_kept(settings):
-        workspace = _workspace(stage, model, settings, gpu).shared
+        experts = _workspace(stage, model, settings, gpu).shared
+        sparse = sparse_workspace(stage, settings, gpu).workspace
+        workspace = max(experts, sparse)
         size += workspace
         if workspace:
-            what.append(f"workspace of the experts {workspace / GIB:.2f} GiB")
+            whose = "the experts" if experts >= sparse else "sparse attention"
+            what.append(f"workspace of {whose} {workspace / GIB:.2f} GiB")
     source = "; ".join(what) or "none in this version"
     return Term("buffers kept", "activation", size, size * 9 // 10, size * 11 // 10, "modelled", source)
 

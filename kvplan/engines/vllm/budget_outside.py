@@ -27,7 +27,7 @@ NCCL_BYTES = 1326 * MIB
 """Two communicators over NVLink, measured on two H200 (840 and 486 MiB), multicast off."""
 
 
-HIP_GRAPHS = 8
+HIP_GRAPHS = 6
 """Upper bound of the estimate on AMD devices, in multiples: 0.71 GiB (gfx1151) to 3.9 GiB (MI300X) were captured."""
 PEER_BYTES = 235 * MIB
 """More per communicator and doubling of the ranks on NVLink: 1.84 GiB on four H100 against 1.38 on two H200 with
@@ -50,17 +50,18 @@ BEFORE_SNAPSHOTS = _mib(660, 500, 900)
 """CUDA context (619 MiB measured) and cuBLAS handle (66): charged while there was no snapshot (0.8)."""
 ALONE_OLD = _mib(20, 10, 150)
 """One GPU before compute capability 9.0: 0.02 to 0.03 GiB in the logs of 0.10 to 0.15."""
-ALONE_NEW = _mib(133, 20, 300)
+ALONE_NEW = _mib(133, 50, 250)
 """One GPU from 9.0 on: 0.13 GiB in the logs of 0.11."""
-ALONE_LATER = _mib(150, 10, 520)
+ALONE_LATER = _mib(150, 0, 320)
 """One GPU from 0.17 on: 0.13 to 0.16 GiB printed by 0.29 and 0.31, 0.0 to 0.22 left over in logs of 0.19 to 0.24."""
-ALONE_SM12 = _mib(430, 60, 700)
+ALONE_SM12 = _mib(430, 200, 650)
 """One GPU of compute capability 12: 0.42 to 0.5 GiB in logs of 0.28 to 0.30."""
-TOGETHER_OLD = _mib(143, 60, 1100)
-"""Several GPUs before 9.0 or without NVLink, snapshot before NCCL (up to 0.10): 0.14 GiB; 1.0 over two nodes."""
+TOGETHER_OLD = _mib(143, 60, 500)
+"""Several GPUs before 9.0 or without NVLink, snapshot before NCCL (up to 0.10): 0.14 GiB (over two nodes, which are
+not modelled, 1.0)."""
 TOGETHER_NVLINK_OLD = Level(NCCL_BYTES + 80 * MIB, 900 * MIB, NCCL_BYTES + 600 * MIB)
 """The same on NVLink from 9.0 on: 1.38 GiB printed by 0.10.2 on two H200."""
-TOGETHER = _mib(553, 100, 1100)
+TOGETHER = _mib(553, 250, 1100)
 """Several GPUs from 0.11 on: one communicator still opens late; 0.54 and 0.55 GiB."""
 
 
@@ -143,7 +144,7 @@ def graph_term(stage: Stage, settings: Settings, gpu: GpuSpec, runner: int, draf
         f"{count} graphs of {stage.spec.num_layers} layers, V{runner} runner; fitted to six logs, "
         "whose estimates differ by a factor of 2"
     )
-    low, high = size // 2, 2 * size + 64 * MIB
+    low, high = size * 3 // 5, size * 8 // 5 + 64 * MIB
     if gpu.vendor == "amd":
         high = HIP_GRAPHS * size
     return Term("CUDA graphs", "cuda_graph", size, low, high, "modelled", source)

@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING
 
 from kvplan.engines.base import Term
 from kvplan.engines.vllm import budget_activation as activation
+from kvplan.engines.vllm.layers import V4_ROPE
 from kvplan.spec.formats import get_format
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings, Stage
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
+
+
+_V4_TABLE = (
+    f"tables of {V4_ROPE} rotary elements in fp32, one for compressed layers and one for the others "
+    "(vllm/models/deepseek_v4/common/rope.py)"
+)
 
 
 def rope_term(stage: Stage, model: ModelSpec, settings: Settings) -> Term:
@@ -21,6 +28,12 @@ def rope_term(stage: Stage, model: ModelSpec, settings: Settings) -> Term:
     bound covers.
     Source: vLLM ``vllm/model_executor/layers/rotary_embedding/base.py``.
     """
+    compressed = {len(m.streams()) > 1 for n in stage.spec.layer_counts for m in stage.spec.blocks[n].mixers
+                  if m.kind == "compressed"}  # fmt: skip
+    positions = model.max_position_embeddings or settings.max_model_len
+    if compressed:
+        size = 4 * positions * V4_ROPE * len(compressed)
+        return Term("rotary tables", "weights", size, size, size, "exact", f"{len(compressed)} {_V4_TABLE}")
     rotated: set[int] = set()
     windows: set[bool] = set()
     for name in stage.spec.layer_counts:
@@ -32,7 +45,6 @@ def rope_term(stage: Stage, model: ModelSpec, settings: Settings) -> Term:
     learned = bool(model.position_embeddings)
     share = (model.rope or {}).get("partial_rotary_factor")
     factor = share if isinstance(share, int | float) and 0 < share <= 1 else 1
-    positions = model.max_position_embeddings or settings.max_model_len
     width = 0 if learned else int(sum(rotated) * factor)
     size = 2 * positions * width
     source = f"2 B x {positions:,} positions x {width} rotary elements"

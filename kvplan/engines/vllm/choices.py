@@ -217,6 +217,11 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
         raise UnsupportedError(
             "vLLM removed this mode in 0.32.0", where="--mamba-cache-mode", hint="type --mamba-cache-mode align"
         )
+    windows = any(s.window for m in layout.mixers_of(model) for s in m.streams())
+    if windows and kv_formats(model, settings, rules).k.edge_layers:
+        warnings.append(
+            "TurboQuant pages of windowed layers are not modelled: theirs are taken as packed like the others"
+        )
     if gpu is not None and capability_of(gpu) == _OTHER:
         warnings.append(f"vLLM's block sizes on {gpu.vendor} are not modelled; those of a plain backend are used")
     return warnings

@@ -6,10 +6,17 @@ Source: vLLM 0.11.0 to 0.33.0, ``vllm/engine/arg_utils.py`` and ``vllm/entrypoin
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
-from kvplan.engines.command_line import Grammar, Quantization, Reading, words
+from kvplan.engines.command_line import Grammar, Reading, Word, words
+from kvplan.engines.model_changes import ModelChanges, Quantization, from_config, read_dtype, replaced_keys, unmodelled
 from kvplan.engines.options import Option
+from kvplan.engines.versions import at_least
 from kvplan.engines.vllm.flags import LAYOUT, OPTIONS
+from kvplan.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from kvplan.spec.model import ModelSpec
 
 SWITCHES = words("""
     -dpe -dph -dpm aggregate-engine-logging allow-credentials allow-deprecated-quantization async-scheduling
@@ -93,10 +100,9 @@ SEVERAL = words("""
 """And for those that take a list of words."""
 
 UNMODELLED = words("""
-    cpu-offload-gb cpu-offload-params disable-sliding-window enable-dbo enable-lora enable-prompt-adapter hf-overrides
+    cpu-offload-gb cpu-offload-params disable-sliding-window enable-dbo enable-lora enable-prompt-adapter
     kv-cache-dtype-skip-layers language-model-only mm-encoder-only model-class-overrides offload-backend
-    offload-group-size override-attention-dtype prefill-context-parallel-size quantization-config rope-scaling
-    rope-theta -pcp
+    offload-group-size override-attention-dtype prefill-context-parallel-size quantization-config -pcp
 """)
 """Of these, the ones that change what the memory holds."""
 
@@ -111,22 +117,76 @@ _DOTTED = "--speculative-config."
 
 
 def settle(reading: Reading) -> None:
-    """Drafts out of several flags, quantisation, machines, and a dtype that doubles the weights."""
+    """Drafts out of several flags, quantisation, machines, and what is changed of the model itself."""
     _drafts(reading)
     method = reading.use("--quantization", "-q")
     if method and method != "None":
         reading.quantization = Quantization(f"--quantization {method}", QUANTIZATION.get(method, ""))
-    if reading.other.get("--dtype") in ("float", "float32"):
-        reading.warnings.append("--dtype float32 doubles weights and cache, and is not modelled")
+    if read_dtype(reading) == "fp32" and reading.settings.get("kv_cache_dtype", "auto") == "auto":
+        hint = "add --kv-cache-dtype bf16 for half of it, or --engine generic --kv-cache-dtype fp32"
+        error = UnsupportedError("a cache in float32 is not modelled for vLLM", where="--dtype float32", hint=hint)
+        reading.fail("kv_cache_dtype", error)
+    try:
+        _changes(reading)
+    except InputError as error:
+        reading.fail("max_model_len", error)
     nodes = reading.use("--nnodes", "-n")
     if nodes and nodes.isdecimal():
         reading.nodes = min(max(1, int(nodes[:6])), 1 << 16)
     replicas = reading.settings.get("data_parallel_size", 1)
     local = reading.use("--data-parallel-size-local", "-dpl")
     if local is None and reading.use("--data-parallel-rank", "-dpn") is not None:
-        local = "1"  # one replica a command, behind a balancer of one's own
+        local = Word("1")  # one replica a command, behind a balancer of one's own
     if local and local.isdecimal() and 0 < int(local[:6]) < replicas:
         reading.nodes = max(reading.nodes, -(-replicas // int(local[:6])))
+
+
+def _changes(reading: Reading) -> None:
+    """``--hf-overrides`` and its predecessors ``--rope-scaling`` and ``--rope-theta`` (up to vLLM 0.11)."""
+    scaling = replaced_keys(reading, "--rope-scaling")
+    keys = replaced_keys(reading, "--hf-overrides") | ({"rope_scaling": scaling} if scaling else {})
+    if not keys:
+        return
+    flag = "--rope-scaling" if scaling else "--hf-overrides"
+    changes, others = from_config(keys, flag)
+    reading.changes = changes._replace(legacy=bool(scaling)) if changes else None
+    if others:
+        reading.warnings.append(unmodelled("--hf-overrides", others))
+
+
+_SCALED = ("su", "longrope", "llama3")
+_YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
+
+
+def longest(changes: ModelChanges, model: ModelSpec, version: str, asked: int) -> tuple[int, str]:
+    """The longest context that vLLM derives from a changed configuration.
+
+    Up to 0.29 YaRN's factor multiplies the length before stretching; from 0.30 on ``max_position_embeddings`` counts
+    as it is. Source: vLLM 0.11.0 to 0.33.0 ``vllm/config/model.py``, ``_get_and_verify_max_len``.
+
+    Args:
+        asked: tokens of the longest request, or 0.
+
+    Raises:
+        UnsupportedError: vLLM would not start with so many.
+    """
+    length, rope = changes.length or model.max_position_embeddings or 0, changes.rope
+    said = ""
+    if changes.legacy and at_least(version, "0.12.0"):
+        said = f"--rope-scaling is not in vLLM {version}, only up to 0.11, whose rule is used; now it is --hf-overrides"
+        version = "0.11.0"
+    if rope is None or rope.kind in _SCALED or model.family.replace("-", "").startswith("gemma3"):
+        return length, said
+    if rope.kind in _YARN and at_least(version, "0.30.0"):
+        if asked > length:
+            need = int((rope.original or length) * rope.factor)
+            raise UnsupportedError(
+                f"vLLM {version} does not multiply max_position_embeddings {length:,} by YaRN's factor: it refuses "
+                f"{asked:,} tokens",
+                where="--hf-overrides", hint=f'put "max_position_embeddings": {need} into its JSON',
+            )  # fmt: skip
+        return length, said
+    return int((rope.original if rope.kind == "yarn" and rope.original else length) * rope.factor), said
 
 
 def _drafts(reading: Reading) -> None:
@@ -168,5 +228,6 @@ GRAMMAR = Grammar(
     abbreviates=True,
     inverts=True,
     settle=settle,
+    longest=longest,
 )  # fmt: skip
 """How vLLM is started."""

@@ -167,11 +167,19 @@ class Vllm(Engine):
         laid, blocks = self.layout(stages[0], settings), self._num_blocks(stages, settings, kv_bytes)
         length = settings.max_model_len
         per_request = laid.blocks(length)
-        concurrency = ratio(blocks, per_request, settings.concurrency_per_replica * 1.0)
+        printed = per_request if self.rules.has("concurrency_by_blocks") else laid.printed_blocks(length)
+        concurrency = ratio(blocks, printed, settings.concurrency_per_replica * 1.0)
         usable = blocks - self._margin()
         longest = choose(usable > 0, laid.longest(usable), 0)
         within, refusal, allowed = self._state_limit(laid, settings, blocks)
         holds = per_request <= usable
+        if holds is False and settings.num_gpu_blocks_override:
+            refusal = (
+                f"one request of {length:,} tokens needs {per_request + self._margin():,} blocks, "
+                f"and num_gpu_blocks_override leaves {blocks:,}"
+            )
+        elif holds is not True:
+            refusal = ""
         return Pool(
             block_size=laid.block_size,
             num_blocks=blocks,
@@ -182,7 +190,7 @@ class Vllm(Engine):
             starts=holds & within,
             used_bytes=tuple(blocks * laid.block_bytes(stage) for stage in stages),
             max_num_seqs_allowed=allowed,
-            refusal=refusal if holds is True else "",
+            refusal=refusal,
         )
 
     def _printed_tokens(self, laid: Layout, blocks: Number, concurrency: Number, length: Number) -> Number:

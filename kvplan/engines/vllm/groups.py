@@ -27,6 +27,9 @@ class Group(NamedTuple):
     """The members as the manager sees them, after page sizes were made equal."""
     mixed: bool = False
     """The members' pages may differ; a block is their sum."""
+    slots: str = ""
+    """How pages of several groups share the bytes of a block: ``""`` the largest group decides; ``tuple`` and
+    ``page``: `kvplan.engines.vllm.tuples`."""
 
     @property
     def first(self) -> CacheLayer:
@@ -65,7 +68,7 @@ def make_groups(layers: list[CacheLayer], rules: Rules, *, hybrid: bool = True, 
     if one_type(layers):
         return [Group(everything, tuple(layers), True)]
     if packed and len({layer.page_bytes for layer in layers}) > 1:
-        return _packed(layers)
+        return _packed(layers) if rules.has("packed_groups") else _tuples(layers, rules)
     unified = _same_page(layers, rules)
     if unified is None:
         whole = _without_windows(layers)
@@ -147,6 +150,12 @@ def _group_size(counts: list[int], rules: Rules) -> int:
     return largest if 4 * largest < quarters * smallest else smallest
 
 
+def _tuples(layers: list[CacheLayer], rules: Rules) -> list[Group]:
+    from kvplan.engines.vllm.tuples import tuple_groups
+
+    return tuple_groups(layers, rules)
+
+
 class _Bucket(NamedTuple):
     members: list[int]
     by_page: dict[int, list[int]]
@@ -175,7 +184,7 @@ def _packed(layers: list[CacheLayer]) -> list[Group]:
         bucket.members.append(index)
         bucket.by_page.setdefault(layer.page_bytes, []).append(index)
     floor = max((b.repeats for b in buckets if b.balanced and len(b.by_page) > 1), default=0)
-    repeats = _least_padding([b.repeats for b in buckets if b.balanced], floor) if floor else None
+    repeats = least_padding([b.repeats for b in buckets if b.balanced], floor) if floor else None
     counts = [-(-b.repeats // repeats) if repeats and b.balanced else 1 for b in buckets]
     anchor = 0
     states = []
@@ -198,7 +207,7 @@ def _packed(layers: list[CacheLayer]) -> list[Group]:
     return groups
 
 
-def _least_padding(counts: list[int], least: int) -> int:
+def least_padding(counts: list[int], least: int) -> int:
     """The chunk that wastes the fewest layers when every count is rounded up to it; ties take the larger."""
     best = max(1, least)
     padding = None
@@ -210,11 +219,15 @@ def _least_padding(counts: list[int], least: int) -> int:
 
 
 def block_bytes(groups: list[Group], held: set[int] | None = None) -> int:
-    """Bytes of one block: the largest group's pages.
+    """Bytes of one block: the largest group's pages, or its slots.
 
     Args:
         held: indices of the layers that the rank holds; None: all.
     """
+    if groups and groups[0].slots:
+        from kvplan.engines.vllm.tuples import slot_bytes
+
+        return slot_bytes(groups, held)
     if held is None:
         return max((group.page_bytes for group in groups), default=0)
     return max(

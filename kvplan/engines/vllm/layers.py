@@ -12,7 +12,7 @@ from kvplan.cache.bytes import KvFormats, stream_rows
 from kvplan.engines.vllm.backends import Backend, window_block
 from kvplan.engines.vllm.specs import CacheLayer
 from kvplan.engines.vllm.states import StateDtypes, checkpoint_grid, state_bytes
-from kvplan.engines.vllm.versions import Rules
+from kvplan.engines.vllm.versions import CHANGES, Rules
 from kvplan.errors import UnsupportedError
 from kvplan.spec.formats import Format, get_format
 
@@ -26,7 +26,8 @@ V4_BLOCK, V4_WINDOW_BLOCK = 256, 64
 """Tokens of a block of compressed entries, and of the window's own cache."""
 _V4_ALIGN = 576
 """Pages of the packed fp8 layout are multiples of so many bytes."""
-_V4_ROPE = 64
+V4_ROPE = 64
+"""Rotary elements of an entry, kept in bf16."""
 
 
 class Inputs(NamedTuple):
@@ -137,11 +138,18 @@ def _compressed(model: ModelSpec, mixer: CacheKind, inputs: Inputs) -> list[Cach
     Sources: vLLM 0.33.0 ``vllm/models/deepseek_v4/attention.py`` and ``compressor.py``,
     ``vllm/v1/attention/backends/mla/sparse_swa.py``.
     """
-    if model.architecture not in V4_ARCHITECTURES or not inputs.rules.has("packed_groups"):
+    if model.architecture not in V4_ARCHITECTURES:
         raise UnsupportedError(
-            f"the packed caches of {model.architecture} under vLLM {inputs.rules.name} are not modelled",
+            f"the compressed caches of {model.architecture} are not modelled under vLLM",
             where="--engine vllm",
-            hint="type --engine generic, or vllm@0.33.0 for DeepSeek-V4",
+            hint="type --engine generic for the bytes that the model needs",
+        )
+    if not inputs.rules.has("v4_caches"):
+        since = CHANGES["v4_caches"].since
+        raise UnsupportedError(
+            f"vLLM {inputs.rules.name} does not have {model.architecture}",
+            where="--engine vllm",
+            hint=f"type --engine vllm@{'.'.join(map(str, since))} or later",
         )
     rows = {s.name: (s, size) for s, size, _ in stream_rows(mixer, inputs.formats)}
     window, row = rows["window"]
@@ -177,7 +185,7 @@ def v4_format(model: ModelSpec) -> Format | None:
         for mixer in model.blocks[name].mixers:
             if mixer.kind == "compressed":
                 dim = mixer.streams()[0].head_dim
-                size = (dim - _V4_ROPE) + 2 * _V4_ROPE + 8
+                size = (dim - V4_ROPE) + 2 * V4_ROPE + 8
                 return Format(
                     name="fp8_ds_mla", block_elements=dim, block_bytes=size, use="cache",
                     source="vLLM 0.33.0 vllm/models/deepseek_v4/attention.py",

@@ -56,6 +56,14 @@ class Layout(NamedTuple):
         """Blocks that a request of `tokens` (int or array) reserves."""
         return request_blocks(self.groups, tokens, self.limits)
 
+    def printed_blocks(self, tokens: Any) -> Any:
+        """Blocks of a request as the concurrency line of 0.26 and before reckons them."""
+        if len(self.groups) < 2 or not any(group.mixed for group in self.groups):
+            return self.blocks(tokens)
+        from kvplan.engines.vllm.tuples import printed_request_blocks
+
+        return printed_request_blocks(self.groups, tokens, self.limits)
+
     def longest(self, blocks: Any) -> Any:
         """The most tokens of one request in so many blocks; None: any number."""
         return longest_request(self.groups, blocks, self.limits)

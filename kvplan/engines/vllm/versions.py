@@ -57,7 +57,9 @@ CHANGES: dict[str, Change] = {
     "nemotron_state_fp32": Change((0, 20, 0), "Nemotron-H keeps recurrent states in fp32", _MODELS),
     "utilization_0_92": Change((0, 20, 0), "default utilisation 0.92 (before: 0.9)", "vllm/config/cache.py"),
     "turboquant": Change((0, 20, 0), "TurboQuant caches", _SPECS),
+    "v4_caches": Change((0, 20, 0), "DeepSeek-V4 caches in tuples of layers that share slots", _PLANNING),
     "tokens_from_concurrency": Change((0, 20, 1), "token line is concurrency x max_model_len", _PLANNING),
+    "v4_slots_by_page": Change((0, 23, 0), "DeepSeek-V4 blocks hold as many slots of a page size as needed", _PLANNING),
     "pages_may_be_padded": Change((0, 24, 0), "pages that do not divide the largest are padded", _PLANNING),
     "mixed_formats_align": Change(
         (0, 25, 0), "blocks grow until a packed page covers an unpacked kernel block",
@@ -69,6 +71,9 @@ CHANGES: dict[str, Change] = {
     ),
     "in_flight_batches": Change((0, 26, 0), "windows keep every batch in flight", "vllm/config/vllm.py"),
     "states_may_be_padded": Change((0, 26, 0), "state pages are padded to the largest page", _PLANNING),
+    "concurrency_by_blocks": Change(
+        (0, 27, 0), "the printed concurrency counts blocks (before: bytes over the first group's block)", _PLANNING
+    ),
     "hybrid_mla_128": Change((0, 27, 0), "hybrids with latent attention align blocks to 128", _PLATFORM),
     "kda_draft_columns": Change((0, 27, 0), "KDA keeps a convolution column per draft token", _STATES),
     "buckets_merge": Change((0, 27, 0), "layers that differ in a window alone share a bucket", _PLANNING),
@@ -76,6 +81,7 @@ CHANGES: dict[str, Change] = {
         (0, 28, 0), "prefix caching on by default for hybrids",
         "vllm/engine/arg_utils.py",
     ),
+    "v4_windows_unpadded": Change((0, 28, 0), "DeepSeek-V4 windows keep their own page sizes", _PLANNING),
     "largest_batch_tier": Change((0, 28, 0), "16,384 batched tokens from 160 GiB on", "vllm/engine/arg_utils.py"),
     "window_keeps_drafts": Change((0, 28, 0), "windows keep tokens for multi-module drafts", _SPECS),
     "align_is_default": Change(
@@ -87,6 +93,7 @@ CHANGES: dict[str, Change] = {
         (0, 29, 0), "the V2 model runner is the default for every model",
         "vllm/config/vllm.py",
     ),
+    "packed_groups": Change((0, 29, 0), "DeepSeek-V4 caches are packed side by side in a block", _PLANNING),
     "short_conv_draft_columns": Change((0, 29, 0), "short convolutions keep a column per draft token", _STATES),
     "kda_prefill_checkpoint": Change(
         (0, 29, 0), "bounded-gate KDA layers export a checkpoint from a prefill",
@@ -97,7 +104,6 @@ CHANGES: dict[str, Change] = {
         _MODELS,
     ),
     "kda_state_dtype": Change((0, 30, 0), "KDA states follow --mamba-ssm-cache-dtype", _STATES),
-    "packed_groups": Change((0, 30, 0), "DeepSeek-V4 caches are packed side by side in a block", _PLANNING),
     "fa4_page_64": Change(
         (0, 31, 0), "fp8 heads of 512 take blocks of 64 on compute capability 9.0",
         "vllm/v1/attention/backends/flash_attn.py",
@@ -151,13 +157,14 @@ def parse(text: str) -> Version:
         parts.append(int(digits))
         if digits != part:
             break
-    if len(parts) < 2:
+    if not parts or (len(parts) == 1 and ("." in text or not parts[0])):
         raise InputError(
             f"{printable(text, 40)!r} is not a vLLM version",
             where="--engine",
-            hint=f"type vllm@{LATEST}, or one of {', '.join(RELEASES)}",
+            hint=f"type vllm@{LATEST}; {RELEASES[0]} to {LATEST} are known (kvplan engines)",
         )
-    return parts[0], parts[1], parts[2] if len(parts) > 2 else 0
+    major, minor, patch, *_ = [*parts, 0, 0]
+    return major, minor, patch
 
 
 def nearest(text: str) -> tuple[str, str | None]:

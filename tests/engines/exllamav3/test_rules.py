@@ -15,8 +15,8 @@ from kvplan.units import MIB
 def pools(model: str, **given: Any) -> dict[str, CachePool]:
     allocation = plan(model, engine="exllamav3", **given).allocation
     assert allocation is not None
-    assert allocation.bytes == sum(p.bytes for p in allocation.pools)
-    return {p.kind: p for p in allocation.pools}
+    assert allocation.bytes == sum(p.bytes for p in (*allocation.pools, *allocation.states))
+    return {p.kind: p for p in (*allocation.pools, *allocation.states)}
 
 
 def test_rings_of_gpt_oss() -> None:
@@ -98,3 +98,13 @@ def test_a_given_memory_is_filled_with_pages() -> None:
     assert made.capacity is not None
     assert made.capacity.kv_tokens == 512
     assert made.capacity.num_blocks == 2
+
+
+def test_requests_beyond_the_slots_wait() -> None:
+    """Two GiB hold 31 requests that share a page; 16 slots run 16, whichever way one asks."""
+    asked: dict[str, Any] = {"cache_tokens": 1 << 19, "max_model_len": 4096}
+    for running, fits in ((16, True), (17, False)):
+        made = plan("llama-3.1-8b", gpu="h200-sxm", engine="exllamav3", concurrency=running, **asked)
+        assert made.verdict.fits is fits
+        assert made.capacity is not None
+        assert max(row.requests for row in made.capacity.at) == 16

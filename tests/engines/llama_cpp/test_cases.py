@@ -67,18 +67,17 @@ def test_the_corpus_is_whole() -> None:
 def test_every_printed_cache(case: dict[str, Any]) -> None:
     plan, seen = planned(case), case["observed"]
     assert plan.allocation is not None
-    pools = plan.allocation.pools
-    caches = [p for p in pools if p.kind not in ("recurrent", "compressor")]
+    caches, held = plan.allocation.pools, plan.allocation.states
     printed = [c for c in seen["kv_caches"] if c["total_mib"]]
     assert_printed([sizes(p) for p in caches], [(c["total_mib"], c["k_mib"], c["v_mib"]) for c in printed])
     assert sorted(p.cells or 0 for p in caches) == sorted(c["cells"] * c["streams"] for c in printed)
     states = [(c["total_mib"], c["r_mib"], c["s_mib"]) for c in seen["recurrent"]]
-    assert_printed([sizes(p) for p in pools if p.kind == "recurrent"], states)
-    compressor = sum(p.bytes for p in pools if p.kind == "compressor") / MIB
+    assert_printed([sizes(p) for p in held if p.kind == "recurrent"], states)
+    compressor = sum(p.bytes for p in held if p.kind == "compressor") / MIB
     assert compressor == pytest.approx(seen.get("dsv4_compressor_state_mib", 0), abs=PRINTED)
     state = plan.allocation.state_bytes / MIB
     assert state == pytest.approx(sum(s[0] for s in states) + compressor, abs=2 * PRINTED)
-    assert plan.allocation.bytes == sum(p.bytes for p in pools)
+    assert plan.allocation.bytes == sum(p.bytes for p in (*caches, *held))
     assert plan.allocation.bytes / MIB == pytest.approx(seen["kv_bytes_mib"] + state, abs=0.06)
 
 

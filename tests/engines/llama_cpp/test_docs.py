@@ -38,7 +38,7 @@ def examples() -> list[Any]:
 def test_figures(model: str, given: dict[str, Any], figures: list[int]) -> None:
     made = plan(model, engine="llama.cpp", **given).allocation
     assert made is not None
-    assert [pool.bytes for pool in made.pools] == figures
+    assert [pool.bytes for pool in (*made.pools, *made.states)] == figures
 
 
 def test_there_are_rows() -> None:

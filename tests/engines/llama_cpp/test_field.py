@@ -86,7 +86,7 @@ def pools_of(case: dict[str, Any]) -> dict[str, Any]:
         given |= {"num_batch": s["n_batch"]} if "n_batch" in s else {}
     plan = plan_deployment(model, None, engine, given)
     assert plan.allocation is not None
-    return {pool.kind: pool for pool in plan.allocation.pools}
+    return {pool.kind: pool for pool in (*plan.allocation.pools, *plan.allocation.states)}
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=i) for i, c in CASES.items()])

@@ -31,7 +31,7 @@ def pools(model: str, **given: Any) -> dict[str, float]:
     """MiB by kind of cache."""
     allocation = plan(model, **given).allocation
     assert allocation is not None
-    return {pool.kind: pool.bytes / MIB for pool in allocation.pools}
+    return {pool.kind: pool.bytes / MIB for pool in (*allocation.pools, *allocation.states)}
 
 
 # ---- cells, slots, streams ----

@@ -53,7 +53,7 @@ def test_bytes_held(case: dict[str, Any]) -> None:
     allocation = planned(case).allocation
     assert allocation is not None
     assert allocation.bytes == case["observed"]["kv_bytes"]
-    assert allocation.bytes == sum(p.bytes for p in allocation.pools)
+    assert allocation.bytes == sum(p.bytes for p in (*allocation.pools, *allocation.states))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["id"])

@@ -48,7 +48,7 @@ def test_bytes_of_the_printed_tokens(name: str) -> None:
     else:
         assert rounded(full.bytes) == seen["kv_gb"]
     if "mamba_ssm_gb" in seen:
-        (states,) = [p for p in made.pools if p.kind == "recurrent"]
+        (states,) = made.states
         assert states.cells == seen["mamba_slots"] + 1
         assert (rounded(states.k_bytes), rounded(states.v_bytes)) == (seen["mamba_conv_gb"], seen["mamba_ssm_gb"])
 

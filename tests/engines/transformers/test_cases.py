@@ -68,7 +68,7 @@ def test_bytes_held(case: dict[str, Any]) -> None:
     assert allocation is not None
     held = allocation.bytes - (allocation.state_bytes if case["arch"] in OUTSIDE else 0)
     assert held == case["observed"]["kv_bytes"]
-    assert allocation.bytes == sum(p.bytes for p in allocation.pools)
+    assert allocation.bytes == sum(p.bytes for p in (*allocation.pools, *allocation.states))
     kinds = case["observed"]["after_decode"]["bytes_by_kind"]
     if "conv_states" in kinds:
         assert allocation.state_bytes == kinds["conv_states"] + kinds["recurrent_states"]

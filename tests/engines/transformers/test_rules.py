@@ -51,8 +51,8 @@ def test_mamba_states_were_in_the_model_dtype() -> None:
     old = plan("jamba-1.5-mini", engine="transformers@4.57.6").allocation
     assert new is not None
     assert old is not None
-    (now,) = [p for p in new.pools if p.kind == "recurrent"]
-    (then,) = [p for p in old.pools if p.kind == "recurrent"]
+    (now,) = new.states
+    (then,) = old.states
     assert now.v_bytes == 2 * then.v_bytes == 28 * 8192 * 16 * 4
     assert now.k_bytes == then.k_bytes == 28 * 8192 * 4 * 2
 

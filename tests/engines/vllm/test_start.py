@@ -1,0 +1,52 @@
+"""The smallest share of the device that starts, and the most sequences of a hybrid: tried at the edge."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplan import plan
+
+MODELS = [
+    ("qwen3-next-80b-a3b", "h200-sxm", 4), ("nemotron-h-8b", "h100-sxm", 1), ("llama-3.1-8b", "h100-sxm", 1),
+    ("gemma-3-27b", "h100-sxm", 1), ("deepseek-v4-flash", "h200-sxm", 4), ("kimi-linear-48b-a3b", "h200-sxm", 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "gpu", "tp"), MODELS)
+def test_the_smallest_utilization_starts_and_a_thousandth_less_does_not(model: str, gpu: str, tp: int) -> None:
+    found = plan(model, gpu=gpu, tensor_parallel_size=tp).capacity
+    assert found is not None
+    smallest = found.min_gpu_memory_utilization
+    assert smallest is not None
+    for share, fits in ((smallest, True), (round(smallest - 0.001, 3), False)):
+        tried = plan(model, gpu=gpu, tensor_parallel_size=tp, gpu_memory_utilization=share)
+        assert tried.verdict.fits is fits, tried.verdict.reason
+
+
+@pytest.mark.parametrize("model", ["nemotron-h-8b", "qwen3.5-27b"])
+def test_the_most_sequences_of_a_hybrid(model: str) -> None:
+    """The blocks that there are with so many sequences hold a state each, and the advice says the figure."""
+    given = {"gpu": "h200-sxm", "max_model_len": 8192, "kv_cache_memory_bytes": 4 * 10**9}
+    made = plan(model, max_num_seqs=8, **given)
+    assert made.capacity is not None
+    most = made.capacity.max_num_seqs_allowed
+    assert most == made.capacity.num_blocks
+    assert [text for text in made.verdict.notes if text.startswith(f"--max-num-seqs is {most:,} at most")]
+    assert plan(model, max_num_seqs=most, **given).verdict.fits is True
+    over = plan(model, max_num_seqs=most + 1, **given)
+    assert over.verdict.fits is False
+    assert "max_num_seqs" in over.verdict.reason
+
+
+def test_a_pool_of_given_blocks_says_how_many_a_request_needs() -> None:
+    made = plan("llama-3.1-8b", gpu="h100-sxm", num_gpu_blocks_override=10)
+    assert made.verdict.fits is False
+    assert (
+        made.verdict.reason == "one request of 131,072 tokens needs 8,193 blocks, and num_gpu_blocks_override leaves 10"
+    )
+
+
+@pytest.mark.parametrize(("model", "warns"), [("gemma-3-27b", True), ("llama-3.1-8b", False)])
+def test_packed_pages_of_windows_are_a_guess_that_is_said(model: str, warns: bool) -> None:
+    made = plan(model, gpu="h100-sxm", kv_cache_dtype="turboquant_k8v4", max_model_len=8192)
+    assert any("TurboQuant pages of windowed layers" in text for text in made.warnings) is warns
