@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.engines import DEFAULT_ENGINE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvplan.planning.plan import Plan
     from kvplan.sources.commands import Command, Report
@@ -51,7 +51,7 @@ def find_deployment(text: str, given: dict[str, Any]) -> Deployment:
     given = dict(given)
     command = find_command(text)
     if command is not None:
-        return _of_command(command, given)
+        return of_command(command, given)
     engine = given.pop("engine", DEFAULT_ENGINE)
     if engine.partition("@")[0] == "vllm" and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
         given["allow_long_max_model_len"] = True
@@ -94,8 +94,14 @@ def _gpu(given: dict[str, Any], otherwise: str | None) -> GpuSpec | None:
     return override_gpu(find_gpu(name) if name is not None else None, memory, bandwidth)
 
 
-def _of_command(command: Command, given: dict[str, Any]) -> Deployment:
-    """The deployment of an engine's own command line, with kvplan's flags over it."""
+def of_command(
+    command: Command, given: dict[str, Any], find: Callable[..., ModelSpec] | None = None
+) -> Deployment:  # fmt: skip
+    """The deployment of an engine's own command line, with kvplan's flags over it.
+
+    Args:
+        find: what looks models up; None: `kvplan.sources.find_model`.
+    """
     from kvplan.errors import KvplanError
     from kvplan.sources import find_model
 
@@ -105,16 +111,12 @@ def _of_command(command: Command, given: dict[str, Any]) -> Deployment:
     read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
     settings, report = command.under(given, accepted)
     try:
-        model = find_model(command.model, **read)
+        model = (find or find_model)(command.model, **read)
     except KvplanError as error:
         error.where = error.where or command.source
         raise
-    weights, warning = command.weights(model)
-    if "weights" in settings:
-        warning = ""
-    elif weights:
-        settings["weights"] = report.settings["weights"] = weights
-    said = (*command.warnings, *warnings, *unclear, *report.warnings(), warning)
+    model, settings, report, changed = command.meets(model, settings, report, engine)
+    said = (*command.warnings, *warnings, *unclear, *report.warnings(), *changed)
     return Deployment(model, gpu, engine, settings, report, tuple(filter(None, said)))
 
 

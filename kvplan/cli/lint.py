@@ -14,13 +14,19 @@ if TYPE_CHECKING:
     from kvplan.sources.yaml_file import Finding
 
 
-def lint(ctx: Any, schema: str, paths: Sequence[str], check: Callable[[str], list[Finding]]) -> int:
+def lint(
+    ctx: Any, schema: str, paths: Sequence[str], check: Callable[[str], list[Finding]],
+    others: Callable[[str], bool] = lambda path: False,
+) -> int:  # fmt: skip
     """Check every file, say everything that is wrong, and return the exit status: 1 where there is an error.
 
+    Args:
+        others: whether a file or folder that is no YAML file is to be checked too.
+
     Raises:
-        InputError: a path that does not exist, or a folder without a YAML file.
+        InputError: a path that does not exist, or a folder with nothing to check.
     """
-    files = [path for start in paths for path in _files(start)]
+    files = [path for start in paths for path in _files(start, others)]
     findings = [finding for path in files for finding in check(path)]
     errors = sum(finding.level == "error" for finding in findings)
     warnings = len(findings) - errors
@@ -44,19 +50,24 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _files(start: str) -> Iterator[str]:
-    """The YAML files at or below a path, in order of name."""
+def _files(start: str, others: Callable[[str], bool]) -> Iterator[str]:
+    """The files to check at or below a path, in order of name."""
     if not os.path.isdir(start):
         if not os.path.lexists(start):
             raise InputError(f"{printable(start)}: no such file or folder", hint="name a YAML file or a folder of them")
         yield start
         return
-    found = sorted(
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(start)
-        for name in names
-        if name.lower().endswith((".yaml", ".yml"))
-    )
+    if others(start):
+        yield start
+        return
+    found: list[str] = []
+    for folder, inner, names in os.walk(start):
+        whole = [name for name in inner if others(os.path.join(folder, name))]
+        inner[:] = [name for name in inner if name not in whole]
+        files = [
+            name for name in names if name.lower().endswith((".yaml", ".yml")) or others(os.path.join(folder, name))
+        ]
+        found += [os.path.join(folder, name) for name in (*whole, *files)]
     if not found:
         raise InputError(f"{printable(start)}: no YAML file in it", hint="name a YAML file or a folder of them")
-    yield from found
+    yield from sorted(found)

@@ -98,13 +98,15 @@ def import_model(
 @app.command("lint", cls=Verb)
 def lint_models(
     ctx: typer.Context,
-    paths: list[str] = typer.Argument(metavar="PATH...", help="model files, or folders of them"),
+    paths: list[str] = typer.Argument(
+        metavar="PATH...", help="model files (YAML, config.json, .gguf), model folders, or folders of any of them"
+    ),
 ) -> int:
     """Check model files for all that is wrong or odd; exit status 1 when one of them has an error."""
     from kvplan.cli.lint import lint
-    from kvplan.sources.yaml_file import lint_model_file
+    from kvplan.sources.model_lint import is_model, lint_model
 
-    return lint(ctx, SCHEMA, paths, lint_model_file)
+    return lint(ctx, SCHEMA, paths, lint_model, is_model)
 
 
 @app.command("schema", cls=Verb)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,100})?\Z")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,100}?)?(:[\w./+-]{1,200})?\Z")
 
 
 def find_model(text: str, *, assume: str | None = None, hub: bool = False) -> ModelSpec:
@@ -31,13 +31,18 @@ def read_model(text: str, *, assume: str | None = None, hub: bool = False) -> Re
 
     Args:
         assume: ``llama-like`` reads a configuration of an unknown family as plain attention in every layer.
-        hub: read ``org/name`` from the Hugging Face hub; nothing else here reaches the network.
+        hub: read ``org/name`` (or a GGUF file in it, ``org/name:Q4_K_M``) from the Hugging Face hub; nothing else
+            here reaches the network.
 
     Raises:
         UnknownNameError: no such model; SpecError: a file that cannot be used; InputError: the hub cannot answer.
     """
     from kvplan.sources.reading import Reading
 
+    if hub and text.lower().endswith(".gguf") and text[:1].isalnum() and "/" in text and not os.path.exists(text):
+        from kvplan.sources.hub import read_hub  # a file of a repository, not of this machine
+
+        return read_hub(text, assume=assume)
     if _is_path(text) or _has_config(text):
         from kvplan.sources.paths import read_path
 
@@ -76,11 +81,15 @@ def find_command(text: str) -> Command | None:
 
 
 def find_gpu(text: str) -> GpuSpec:
-    """The GPU behind a catalog id, an alias, a driver's name or the path of a YAML file.
+    """The GPU behind a catalog id, an alias, a driver's name or the path of a YAML file; ``auto``: this machine's.
 
     Raises:
-        UnknownNameError: no such GPU; SpecError: a file that cannot be used.
+        UnknownNameError: no such GPU; SpecError: a file that cannot be used; InputError: this machine has none.
     """
+    if text == "auto":
+        from kvplan.probe.auto import this_gpu
+
+        return this_gpu()
     if _is_path(text):
         from kvplan.sources.yaml_file import load_gpu_file
 

@@ -120,10 +120,20 @@ def name_of(path: str, data: Any) -> str | None:
     return None if isinstance(stated, str) and stated.strip("/") else name or None
 
 
-def _read(data: Any, text: str, where: str, *, name: str | None, assume: str | None) -> Reading:
+def checked(assume: str | None) -> str | None:
+    """`assume`, if that is an assumption there is.
+
+    Raises:
+        UnknownNameError: it is not.
+    """
     if assume is not None and assume not in ASSUMPTIONS:
         known = f"known: {', '.join(ASSUMPTIONS)}"
         raise UnknownNameError("assumption", assume, list(ASSUMPTIONS), where="--assume", more=known)
+    return assume
+
+
+def _read(data: Any, text: str, where: str, *, name: str | None, assume: str | None) -> Reading:
+    checked(assume)
     fields: dict[str, Any] = {}
     try:
         model = read_config(data, where=where, name=name, used=fields)

@@ -25,21 +25,26 @@ if TYPE_CHECKING:
 FIRST_BYTES = 256 << 10
 """Asked for at once: most headers are shorter."""
 CONNECTIONS = 8
-_NAME = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?:@([\w./-]{1,100}))?\Z", re.ASCII)
+_NAME = re.compile(
+    r"([\w.-]{1,96}/[\w.-]{1,96})(?:@([\w./-]{1,100}?))?(?::([\w./+-]{1,200})|/([\w./+-]{1,200}\.gguf))?\Z",
+    re.ASCII | re.IGNORECASE,
+)
 _FLAG = "--hub"
-_RANGE = re.compile(r"bytes 0-[0-9]+/([0-9]{1,18})\Z")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18})\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 
 
 def read_hub(name: str, *, assume: str | None = None) -> Reading:
-    """The model of a repository, ``org/name`` or ``org/name@revision``.
+    """The model of a repository, ``org/name`` or ``org/name@revision``, or of a GGUF file in it.
+
+    Such a file is named by itself or by how it is quantised: ``org/name:Q4_K_M``, ``org/name:model.gguf``.
 
     Raises:
         InputError: the extra ``hub`` is not installed, the hub cannot be reached, the repository is gated or
             does not exist.
         SpecError: its files cannot be used.
     """
-    from kvplan.sources.hf_files import read_files
+    from kvplan.sources.hf_files import CONFIG_NAME, read_files
 
     match = _NAME.match(name)
     if match is None:
@@ -51,8 +56,20 @@ def read_hub(name: str, *, assume: str | None = None) -> Reading:
             "reading the hub needs the package huggingface_hub", where=_FLAG, hint="pip install 'kvcache-plan[hub]'"
         ) from None
     disable_progress_bars()
-    repo, revision = match.groups()
-    found = read_files(Repository(repo, revision), name=repo.partition("/")[2], assume=assume)
+    repo, revision, tag, path = match.groups()
+    files = Repository(repo, revision)
+    if tag or path:
+        from kvplan.sources.hub_gguf import read_gguf
+
+        return read_gguf(files, tag or path, assume=assume)
+    try:
+        found = read_files(files, name=repo.partition("/")[2], assume=assume)
+    except SpecError as error:
+        if error.message == f"no {CONFIG_NAME}":
+            from kvplan.sources.hub_gguf import hint
+
+            error.hint = hint(files) or error.hint
+        raise
     return found._replace(model=replace(found.model, repo=repo))
 
 
@@ -163,25 +180,49 @@ class Repository:
         if kept is not None:
             return kept
         found = self._asked(self._fetched, name)
-        self._keep(name, found)
+        self.keep(name, found)
         return First(*found)
+
+    def first(self, name: str) -> First | None:
+        """What is known of a file without asking: its header, kept before, or that of a copy; None: nothing."""
+        return self._kept(name)
+
+    def find(self, name: str) -> bool:
+        """Whether the repository has a file of that name; from here on the commit is known."""
+        return self._about(name) is not None
+
+    def names(self) -> list[str]:
+        """The files of the repository, in order."""
+        from huggingface_hub import HfApi
+
+        self._about("config.json")  # says at once what is wrong; a listing would be tried over and over
+        api = HfApi(library_name="kvplan")
+        listed = self._asked(
+            lambda: [entry.path for entry in api.list_repo_tree(self.repo, revision=self.revision, recursive=True)]
+        )
+        return sorted(name for name in listed if isinstance(name, str))
+
+    def part(self, name: str, start: int, length: int) -> tuple[int, bytes]:
+        """(size of a file, at most `length` bytes of it from `start`)."""
+        found: tuple[int, bytes] = self._asked(self._range, name, start, length)
+        return found
 
     def _fetched(self, name: str) -> tuple[int, bytes]:
         """(size of the file, its first bytes), by one range request or two."""
-        size, data = self._range(name, FIRST_BYTES)
+        size, data = self._range(name, 0, FIRST_BYTES)
         wanted = 8 + int.from_bytes(data[:8], "little")
         if len(data) < wanted <= min(size, 8 + MAX_HEADER_BYTES):
-            size, data = self._range(name, wanted)
+            size, data = self._range(name, 0, wanted)
         return size, data[:wanted]
 
-    def _range(self, name: str, length: int) -> tuple[int, bytes]:
-        """(size of the file, at most `length` bytes from its start); never more, whatever the server sends."""
+    def _range(self, name: str, start: int, length: int) -> tuple[int, bytes]:
+        """(size of the file, at most `length` bytes of it); never more, whatever the server sends."""
         from huggingface_hub import constants, get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
         headers = {
             **build_hf_headers(library_name="kvplan"),
-            "Range": f"bytes=0-{length - 1}",
+            "Range": f"bytes={start}-{start + length - 1}",
             "Accept-Encoding": "identity",
         }
         url = hf_hub_url(self.repo, name, revision=self.revision)
@@ -189,16 +230,18 @@ class Repository:
         with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
             hf_raise_for_status(response)
             found = _RANGE.match(response.headers.get("Content-Range", ""))
-            size = int(found.group(1)) if found else int(response.headers.get("Content-Length", 0))
+            size = int(found.group(2)) if found else int(response.headers.get("Content-Length", 0))
+            before = 0 if found else start  # a server that ignores ranges begins at the beginning
             data = bytearray()
             for part in response.iter_bytes():
                 data += part
-                if len(data) >= length:
+                if len(data) >= before + length:
                     break
-        return size, bytes(data[:length])
+        return size, bytes(data[before : before + length])
 
     def _place(self, name: str) -> str | None:
         """Where the header of a file is kept; None without a commit that pins it."""
+        name = name.replace("/", "--")
         if not self._is_pinned() or os.path.basename(name) != name:
             return None
         base = os.environ.get("KVPLAN_CACHE") or os.path.join(
@@ -213,7 +256,7 @@ class Repository:
         data = read_file(place, limit=MAX_HEADER_BYTES + 16, what="header")
         return First(int.from_bytes(data[:8], "little"), data[8:]) if len(data) > 16 else None
 
-    def _keep(self, name: str, found: tuple[int, bytes]) -> None:
+    def keep(self, name: str, found: tuple[int, bytes]) -> None:
         """Write a header where `_kept` finds it; a cache that cannot be written is no error."""
         place = self._place(name)
         if place is None:

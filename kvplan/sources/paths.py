@@ -17,7 +17,7 @@ def read_path(path: str, *, assume: str | None = None) -> Reading:
     Raises:
         SpecError: there is no such file, or it cannot be used.
     """
-    from kvplan.sources.hf_files import read_config_file, read_folder
+    from kvplan.sources.hf_files import checked, read_config_file, read_folder
 
     path = os.path.expanduser(path)
     if _is_folder(path):
@@ -26,7 +26,7 @@ def read_path(path: str, *, assume: str | None = None) -> Reading:
     if name.endswith(".gguf"):
         from kvplan.sources.gguf.metadata import read_file
 
-        return Reading(read_file(path), {})
+        return Reading(read_file(path, assume=checked(assume)), {})
     if name.endswith(".safetensors"):
         there = os.path.exists(path)
         raise SpecError(
@@ -35,12 +35,16 @@ def read_path(path: str, *, assume: str | None = None) -> Reading:
         )  # fmt: skip
     if name.endswith(".safetensors.index.json"):
         raise SpecError("is the index of a checkpoint", where=printable(path), hint="name the folder that holds it")
-    if name.endswith(".json") and not _is_spec(path):
+    if name.endswith(".json") and not is_spec(path):
         return read_config_file(path, assume=assume)
     if name.endswith((".yaml", ".yml", ".json")):
         from kvplan.sources.yaml_file import load_model_file
 
         return Reading(load_model_file(path), {})
+    if _is_gguf(path):  # a blob of Ollama's or of the hub's cache
+        from kvplan.sources.gguf.metadata import read_file
+
+        return Reading(read_file(path, assume=checked(assume)), {})
     there = os.path.lexists(path)
     raise SpecError(
         "is no file that kvplan reads" if there else "no such file or folder", where=printable(path),
@@ -55,10 +59,22 @@ def _is_folder(path: str) -> bool:
         return False
 
 
-def _is_spec(path: str) -> bool:
+def _is_gguf(path: str) -> bool:
+    """Whether a file without a telling name begins as GGUF does."""
+    return _begins(path, 4) == b"GGUF"
+
+
+def is_spec(path: str) -> bool:
     """Whether a JSON file is one of kvplan's own specs: it says so at its beginning."""
+    return b'"kvplan.model/' in _begins(path, 400)
+
+
+def _begins(path: str, length: int) -> bytes:
+    """The first bytes of a regular file; none of anything else (opening a pipe would wait for its writer)."""
     try:
+        if not os.path.isfile(path):
+            return b""
         with open(path, "rb") as file:
-            return b'"kvplan.model/' in file.read(400) if os.path.isfile(path) else False
+            return file.read(length)
     except (OSError, ValueError):
-        return False
+        return b""

@@ -41,24 +41,45 @@ def read_yaml(path: str | os.PathLike[str]) -> tuple[Any, Positions]:
             spec has no use for (duplicate keys, several documents, tags, merge keys, deep nesting).
     """
     name = printable(os.fspath(path))
-    return parse_yaml(_text(_read(path, name), name), name)
+    return parse_yaml(read_text(path), name)
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a regular file of bounded size.
+
+    Raises:
+        SpecError: it cannot be read, is too large, or is no UTF-8 text.
+    """
+    name = printable(os.fspath(path))
+    return _text(_read(path, name), name)
 
 
 def parse_yaml(text: str, name: str) -> tuple[Any, Positions]:
     """The same for text; `name` stands for the file in errors."""
     try:
-        _bound(text, name)
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node = compose(text, name)
     except yaml.YAMLError as error:
-        raise _syntax_error(error, text, name) from None
+        raise syntax_error(error, text, name) from None
     if node is None:
         raise SpecError("the file is empty", where=name, hint="`kvplan models show ID` prints a spec to start from")
-    walk = _Walk(name)
+    walk = Walk(name)
     return walk.value(node, (), 0), walk.positions
+
+
+def compose(text: str, name: str) -> yaml.Node | None:
+    """The nodes of one document, within bounds; None for an empty one.
+
+    Raises:
+        SpecError: it nests too deeply, holds too much, or a second document begins.
+        yaml.YAMLError: it is no YAML (`syntax_error` puts that into words).
+    """
+    _bound(text, name)
+    loader = _Loader(text)
+    try:
+        found: yaml.Node | None = loader.get_single_node()
+        return found
+    finally:
+        loader.dispose()
 
 
 def line_of(positions: Positions, path: Path) -> int:
@@ -135,7 +156,7 @@ def _bound(text: str, name: str) -> None:
         loader.dispose()
 
 
-def _syntax_error(error: yaml.YAMLError, text: str, name: str) -> SpecError:
+def syntax_error(error: yaml.YAMLError, text: str, name: str) -> SpecError:
     """One line with its place, from what the parser says."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if isinstance(error, yaml.reader.ReaderError):
@@ -157,7 +178,7 @@ def _syntax_error(error: yaml.YAMLError, text: str, name: str) -> SpecError:
     )
 
 
-class _Walk:
+class Walk:
     """Nodes into plain data, noting where each one stands."""
 
     def __init__(self, name: str) -> None:

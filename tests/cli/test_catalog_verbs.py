@@ -217,3 +217,20 @@ class TestFormats:
         one_line_error(run("formats", "--use", "both"))
         _, hint = one_line_error(run("formats", "fp88"))
         assert "fp8" in hint
+
+
+def test_lint_takes_configurations_folders_and_gguf_files(run: Run, tmp_path: Path) -> None:
+    model = tmp_path / "models" / "tiny"
+    model.mkdir(parents=True)
+    config = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512,
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(config))
+    for path in (model / "config.json", model, tmp_path / "models"):
+        assert run("models", "lint", str(path)).status == 0
+    (tmp_path / "models" / "broken.gguf").write_bytes(b"GGUF" + bytes(40))
+    done = run("models", "lint", str(tmp_path / "models"), "--json")
+    assert done.status == 1
+    found = json.loads(done.out)
+    assert (found["files"], found["errors"]) == (2, 1)

@@ -404,3 +404,31 @@ def test_a_latent_row_without_its_rotary_part_is_refused() -> None:
     del kimi["qk_rope_head_dim"]
     with pytest.raises(SpecError, match="qk_rope_head_dim"):
         read_config(kimi)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"torch_dtype": "float7"}, "dtype 'float7' is not understood"),
+        ({"dtype": "bfloat16", "torch_dtype": "float7"}, "dtype 'float7' is not understood"),
+        ({"torch_dtype": False}, "dtype False is not understood"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 0}}, "GPTQ with 0 bits"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 0}}, "groups of 0"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 0}}, "AWQ with 0 bits"),
+        ({"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor of the rope rule should be a number"),
+        ({"model_type": "qwen3_moe", "num_experts": -8}, "num_experts must not be below 0"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": -1}, "decoder_sparse_step must not be below 0"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 0}, "decoder_sparse_step must be above 0"),
+        ({"model_type": "qwen3_moe", "num_experts_per_tok": -2}, "num_experts_per_tok must not be below 0"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": ["x"]}, "mlp_only_layers should be a whole number"),
+    ],
+)
+def test_values_that_no_model_has_are_refused(changed: dict[str, Any], said: str) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 1000, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1,
+    }  # fmt: skip
+    with pytest.raises(SpecError) as error:
+        read_config(config | changed)
+    assert said in error.value.message

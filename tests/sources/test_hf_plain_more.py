@@ -31,6 +31,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
         MOE | {"num_dense_layers": 1, "num_shared_experts": 2},
         L * (ATTENTION + D * Q + 2 * E + 4 * D) + GATED + (L - 1) * (EXPERTS + 10 + 2 * SHARED) + AROUND,
     ),
+    "apertus1p5_text": ({}, L * (ATTENTION + 2 * D * F + NORMS + 2 * E + 2) + AROUND),
     "aria_text": (
         {"moe_num_experts": 10, "moe_topk": 2, "moe_num_shared_experts": 2},
         L * (ATTENTION + NORMS + 12 * GATED + 10 * D) + AROUND,
@@ -50,6 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
         "num_key_value_heads": None},
         L * (MHA + 2 * D * F + F + D + 4 * D) + 2 * V * D + V + 2 * D,
     ),
+    "diffllama": ({}, L * (PLAIN_LAYER + 4 * E) + AROUND),
     "cwm": ({}, L * PLAIN_LAYER + AROUND),
     "emu3_text_model": ({}, L * PLAIN_LAYER + AROUND),
     "exaone_moe": (
@@ -172,3 +174,42 @@ def test_windows_of_dots_and_of_the_first_qwen_mixture() -> None:
     assert kinds("dots1", **changes | {"max_window_layers": None}) == ["full"] * 4
     assert kinds("qwen2_moe", **changes, use_sliding_window=True) == ["sliding", "full", "sliding", "full"]
     assert kinds("qwen2_moe", **changes, use_sliding_window=False) == ["full"] * 4
+
+
+# ---- what files leave to the class ----
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "window"),
+    [
+        ("mistral", {}, 4096),
+        ("mistral", {"sliding_window": 512}, 512),
+        ("ministral", {}, 4096),
+        ("mixtral", {}, None),
+    ],
+)
+def test_the_window_of_a_class(model_type: str, changes: dict[str, Any], window: int | None) -> None:
+    mixture = {"num_local_experts": 8, "num_experts_per_tok": 2} if model_type == "mixtral" else {}
+    model = read(model_type, **mixture, **changes)
+    assert [(n, getattr(m, "window", None)) for n, m in model.mixers()] == [(L, window)]
+
+
+def test_a_window_that_the_file_switches_off_stays_off() -> None:
+    model = read_config(
+        {**{k: v for k, v in BASE.items() if v is not None}, "model_type": "mistral", "sliding_window": None}
+    )
+    assert [m.kind for _, m in model.mixers()] == ["full"]
+
+
+def test_the_layers_of_a_class_that_look_at_an_image() -> None:
+    text = {**BASE, "model_type": "mllama_text_model", "num_hidden_layers": 40}
+    vision = {"image_size": 560, "patch_size": 14, "max_num_tiles": 4, "model_type": "mllama_vision_model"}
+    model = read_config({"model_type": "mllama", "text_config": text, "vision_config": vision})
+    kinds = [model.blocks[name].mixers[0].kind for name in model.layers]
+    crossing = [i for i, kind in enumerate(kinds) if kind == "cross"]
+    assert crossing == [3, 8, 13, 18, 23, 28, 33, 38]
+
+
+def test_a_head_with_rows_of_its_own_is_refused() -> None:
+    with pytest.raises(SpecError, match="output_vocab_size"):
+        read("apertus1p5_text", output_vocab_size=7)

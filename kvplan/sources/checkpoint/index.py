@@ -15,7 +15,7 @@ from kvplan.sources.strict_json import decode, parse
 INDEX_NAME = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 MAX_SHARDS = 4096
-_MAP = re.compile(rb'"weight_map"\s*+:\s*+\{([^{}]*+)\}')
+_MAP = re.compile(rb'"weight_map"\s*+:\s*+\{')
 _END = re.compile(rb'"\s*+,(?=\s*+")')
 _CHUNK = 1 << 20
 _SHARD = re.compile(r"[^/\\:\x00-\x1f]+\.safetensors\Z")
@@ -34,8 +34,7 @@ class Index(NamedTuple):
 def read_index(data: bytes, where: str) -> Index:
     """The files of a checkpoint.
 
-    The map from tensors to files is counted and not kept: that of a large mixture of experts would fill a
-    hundred megabytes.
+    The map from tensors to files is counted and not kept; one that is laid out as usual is cut at its quotes.
 
     Args:
         where: the file, for error messages.
@@ -44,22 +43,58 @@ def read_index(data: bytes, where: str) -> Index:
         SpecError: no index, a tensor that stands twice, or a file name that leads out of the folder.
     """
     found = _MAP.search(data)
-    if found is None:
+    start = found.end() if found else 0
+    end = data.find(b"}", start)
+    if found is None or end < 0 or data.find(b"{", start, end) >= 0:
         parse(decode(data, where), where)  # says what is wrong with the JSON, if anything is
         raise SpecError("has no weight_map", where=where, hint=_DOWNLOAD)
-    total = _total(data[: found.start(1)] + data[found.end(1) :], where)
+    total = _total(data[:start] + data[end:], where)
+    text = data[start:end]
+    counts = _usual_counts(text) or _counts(text, where)
+    if len(counts) > MAX_SHARDS:
+        raise SpecError(f"names more than {MAX_SHARDS:,} files", where=where, hint="is it the right file?")
+    return Index({_plain_name(shard, where): count for shard, count in sorted(counts.items())}, total)
+
+
+def _usual_counts(text: bytes) -> Counter[str] | None:
+    """Tensors of each file, from a map as every writer lays it out; None: it is another, or names a tensor twice."""
+    if b"\\" in text:
+        return None
+    parts = text.split(b'"')
+    names, between, shards, after = parts[1::4], parts[2::4], parts[3::4], parts[4:-1:4]
+    if len(parts) % 4 != 1 or len(parts) == 1 or parts[0].strip() or parts[-1].strip():
+        return None
+    if not _all_alike(between, b":") or (after and not _all_alike(after, b",")) or len(set(names)) != len(names):
+        return None
+    try:
+        if not text.isascii():
+            text.decode()
+        found = {shard.decode(): count for shard, count in Counter(shards).items()}
+    except UnicodeDecodeError:
+        return None
+    return Counter(found)
+
+
+def _all_alike(words: list[bytes], core: bytes) -> bool:
+    return words[0].strip() == core and words.count(words[0]) == len(words)
+
+
+def _counts(text: bytes, where: str) -> Counter[str]:
+    """The same for any map.
+
+    Raises:
+        SpecError: it is none, or names a tensor twice.
+    """
     counts: Counter[str] = Counter()
     names: set[int] = set()
-    for pairs in _chunks(found.group(1), where):
+    for pairs in _chunks(text, where):
         counts.update(map(itemgetter(1), pairs))
         names.update(map(hash, map(itemgetter(0), pairs)))
     if not counts:
         raise SpecError("weight_map is empty", where=where, hint=_DOWNLOAD)
     if len(names) != counts.total():
         raise SpecError("weight_map names a tensor twice", where=where, hint=_DOWNLOAD)
-    if len(counts) > MAX_SHARDS:
-        raise SpecError(f"names more than {MAX_SHARDS:,} files", where=where, hint="is it the right file?")
-    return Index({_plain_name(shard, where): count for shard, count in sorted(counts.items())}, total)
+    return counts
 
 
 def _chunks(text: bytes, where: str) -> Iterator[list[tuple[str, str]]]:

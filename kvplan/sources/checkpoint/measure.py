@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvplan.errors import SpecError
+from kvplan.sources.checkpoint.groups import read_groups
 from kvplan.sources.checkpoint.index import INDEX_NAME, MAX_INDEX_BYTES, MAX_SHARDS, Index, read_index
-from kvplan.sources.checkpoint.safetensors import MAX_TENSORS, read_rows
+from kvplan.sources.checkpoint.safetensors import MAX_TENSORS
 from kvplan.sources.checkpoint.tally import Tally
 from kvplan.spec.stored import TOLERANCE
 from kvplan.units import human_bytes
@@ -44,9 +45,9 @@ def measured(model: ModelSpec, files: Files, *, dtype_said: bool) -> ModelSpec:
     tally = Tally(model)
     warnings: list[str] = []
     for name, source in files.headers(names):
-        rows = read_rows(source, files.label(name))
-        held = len(rows)
-        tally.add(rows)
+        found = read_groups(source, files.label(name), model.num_layers)
+        held = found.total()
+        tally.add(found)
         if tally.tensors > MAX_TENSORS:
             raise SpecError(
                 f"more than {MAX_TENSORS:,} tensors", where=files.label(name), hint="is it the right folder?"

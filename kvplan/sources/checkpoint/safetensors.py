@@ -6,9 +6,9 @@
     {"name": {"dtype": .., "shape": [..], "data_offsets": [begin, end]}, .., "__metadata__": {..}}
     (spaces), data                     offsets count from here; they tile it without a hole
 
-A large mixture of experts has some hundred thousand tensors, so entries in the order in which every writer
-puts them are taken out by one pattern; what is left goes through the JSON parser. Source: the format's
-description and the checks of its library, safetensors 0.8.0 ``safetensors/src/tensor.rs``.
+Entries in the order in which every writer puts them are taken out by one pattern; what is left goes through the JSON
+parser. For headers just as the library writes them, `kvplan.sources.checkpoint.groups` has a quicker way. Source: the
+format's description and the checks of its library, safetensors 0.8.0 ``safetensors/src/tensor.rs``.
 """
 
 from __future__ import annotations
@@ -44,8 +44,14 @@ _ENTRY = re.compile(
     rb"(?:,(?!\s*+\})|(?=\}))"
 )
 
-Row = tuple[bytes, bytes, bytes]
-"""Name, dtype and shape of a tensor as they stand in the header (shape without its brackets)."""
+
+class Columns(NamedTuple):
+    """The tensors of a file as they stand in its header: three lists of one length."""
+
+    names: list[bytes]
+    dtypes: list[bytes]
+    shapes: list[bytes]
+    """Without their brackets."""
 
 
 class Source(Protocol):
@@ -69,43 +75,54 @@ class TensorEntry(NamedTuple):
 
 
 def read_header(source: Source, where: str) -> Iterator[TensorEntry]:
-    """Every tensor of a file; errors as in `read_rows`."""
-    for name, dtype, shape in read_rows(source, where):
+    """Every tensor of a file; errors as in `header_bytes` and `read_columns`."""
+    for name, dtype, shape in zip(*read_columns(*header_bytes(source, where), where), strict=True):
         yield TensorEntry(text(name), dtype.decode(), sizes(shape), stored_bytes(dtype, shape))
 
 
-def read_rows(source: Source, where: str) -> list[Row]:
-    """Every tensor of a file, in the short form in which large checkpoints are counted.
+def read_columns(data: bytes, room: int, where: str) -> Columns:
+    """Every tensor that a header names.
 
     Args:
+        data: the JSON.
+        room: bytes of data behind it.
         where: the file, for error messages.
 
     Raises:
-        SpecError: a header that is cut short or longer than the file, is no JSON of this form, names a tensor
-            twice, or describes data that the file does not have.
+        SpecError: no JSON of this form; it names a tensor twice, or describes data that the file does not have.
     """
-    data, room = _json_bytes(source, where)
-    parts = _ENTRY.split(data)  # what lies between entries, then the five groups of one, and so on
-    del data
-    if len(parts) > 6 * MAX_TENSORS:
-        raise _wrong(f"names more than {MAX_TENSORS:,} tensors", where)
-    odd = _odd_entries(b"".join(parts[0::6]), len(parts) > 1, where)
-    columns = [parts[1 + i :: 6] + [entry[i] for entry in odd] for i in range(5)]
-    names, dtypes, shapes = columns[:3]
-    begins, ends = list(map(int, columns[3])), list(map(int, columns[4]))
+    found, begins, ends = _all_columns(data, where)
+    names, dtypes, shapes = found
     if len(set(names)) != len(names):
         ordered = sorted(names)
         twice = next(a for a, b in pairwise(ordered) if a == b)
         raise _wrong(f"names tensor {printable(text(twice), 80)!r} twice", where)
-    rows = list(zip(names, dtypes, shapes, strict=True))
     if list(map(stored_bytes, dtypes, shapes)) != list(map(sub, ends, begins)):
-        raise _contradiction(rows, begins, ends, where)
+        raise _contradiction(found, begins, ends, where)
     _check_tiling(begins, ends, room, where)
-    return rows
+    return found
 
 
-def _json_bytes(source: Source, where: str) -> tuple[bytes, int]:
-    """(the JSON, bytes of data behind it)."""
+def _all_columns(data: bytes, where: str) -> tuple[Columns, list[int], list[int]]:
+    """The same for any header.
+
+    Raises:
+        SpecError: it is no JSON of this form.
+    """
+    parts = _ENTRY.split(data)  # what lies between entries, then the five groups of one, and so on
+    if len(parts) > 6 * MAX_TENSORS:
+        raise _wrong(f"names more than {MAX_TENSORS:,} tensors", where)
+    odd = _odd_entries(b"".join(parts[0::6]), len(parts) > 1, where)
+    names, dtypes, shapes, begins, ends = (parts[1 + i :: 6] + [entry[i] for entry in odd] for i in range(5))
+    return Columns(names, dtypes, shapes), list(map(int, begins)), list(map(int, ends))
+
+
+def header_bytes(source: Source, where: str) -> tuple[bytes, int]:
+    """(the JSON of a file's header, bytes of data behind it).
+
+    Raises:
+        SpecError: it is cut short, longer than the file or than anything needs, or no UTF-8.
+    """
     if source.size < 10:
         raise _wrong(f"is {source.size} bytes, too few for a safetensors file", where)
     start = source.read(0, 8)
@@ -121,6 +138,11 @@ def _json_bytes(source: Source, where: str) -> tuple[bytes, int]:
         raise _wrong("ends inside its header", where)
     if data[:1] != b"{":
         raise _wrong("is no safetensors file: its header does not begin with {", where)
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise _wrong(f"is no safetensors header: byte {error.start:,} of it is not UTF-8", where) from None
     return data, source.size - 8 - length
 
 
@@ -137,14 +159,14 @@ def _odd_entries(rest: bytes, some: bool, where: str) -> list[tuple[bytes, bytes
         inner = rest[:-1].rstrip()
         rest = (inner[:-1] if inner.endswith(b",") else inner) + b"}"
     try:
-        odd = json.loads(rest, object_pairs_hook=_once)
+        odd = json.loads(rest, object_pairs_hook=once)
     except (ValueError, RecursionError):
         raise _wrong("is no safetensors header: it is not JSON, or names a tensor twice", where) from None
     odd.pop("__metadata__", None)
     return [_checked(name, value, where) for name, value in odd.items()]
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key stands twice")
@@ -202,9 +224,9 @@ def stored_bytes(dtype: bytes, shape: bytes) -> int:
     return -1 if odd else num_bytes
 
 
-def _contradiction(rows: list[Row], begins: list[int], ends: list[int], where: str) -> SpecError:
+def _contradiction(found: Columns, begins: list[int], ends: list[int], where: str) -> SpecError:
     """Why the bytes of a tensor are not those that its entry says; the first such."""
-    places = zip(rows, begins, ends, strict=True)
+    places = zip(zip(*found, strict=True), begins, ends, strict=True)
     row = next(row for row, begin, end in places if stored_bytes(row[1], row[2]) != end - begin)
     name, dtype = printable(text(row[0]), 80), row[1].decode("utf-8", "replace")
     if dtype not in BITS:

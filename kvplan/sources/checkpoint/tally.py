@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from kvplan.spec.model import Checkpoint
 from kvplan.spec.stored import COPIES
 
 if TYPE_CHECKING:
-    from kvplan.sources.checkpoint.safetensors import Row
+    from kvplan.sources.checkpoint.groups import Group
     from kvplan.spec.model import ModelSpec
 
 _SCALE = re.compile(
@@ -22,6 +23,7 @@ _SCALE = re.compile(
     r"|biases)$"
 )
 """What quantisation keeps beside the weights; no parameters."""
+_EXPERT = re.compile(r"\.experts\.[0-9]{1,6}\.")
 _PACKED = {"U8": 8, "I8": 8, "I32": 32, "U32": 32}
 """Integer dtypes in which narrower weights are packed -> their bits."""
 _DTYPES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
@@ -41,27 +43,21 @@ class Tally:
         self.stored: dict[str, dict[str, int]] = {}
         self.parameters: dict[str, int] = {}
         self.tensors = 0
-        self._groups: dict[tuple[bytes, bytes | None, bool, bytes, bytes], int] = {}
+        self._groups: Counter[Group] = Counter()
         self._bits = _bits_by_role(model)
 
-    def add(self, rows: list[Row]) -> None:
+    def add(self, found: Counter[Group]) -> None:
         """Count the tensors of one file."""
-        groups, layers = self._groups, self.model.num_layers
-        key: tuple[bytes, bytes | None, bool, bytes, bytes]
-        for name, dtype, shape in rows:
-            before, inside, rest = name.partition(b".layers.")
-            layer, _, rest = rest.partition(b".")
-            if inside and layer.isdigit():
-                key = (before, rest, int(layer) >= layers, dtype, shape)
-            else:
-                key = (name, None, False, dtype, shape)
-            groups[key] = groups.get(key, 0) + 1
-        self.tensors += len(rows)
+        self._groups.update(found)
+        self.tensors += found.total()
 
     def add_up(self) -> None:
-        """The sums of what was added, group by group: tensors that differ in nothing but their layer."""
-        for (before, rest, beyond, dtype, shape), times in self._groups.items():
-            name = text(before if rest is None else b"%b.layers.%d.%b" % (before, self.model.num_layers * beyond, rest))
+        """The sums of what was added, group by group: tensors that differ in nothing but their layer and expert."""
+        groups: Counter[tuple[str, bytes, bytes]] = Counter()
+        for (before, place, rest, dtype, shape), times in self._groups.items():
+            whole = text(b"%b%b%b" % (before, place, rest))
+            groups[_EXPERT.sub(".experts.0.", whole), dtype, shape] += times
+        for (name, dtype, shape), times in groups.items():
             role = self.namer.role(name)
             entry = TensorEntry(name, dtype.decode(), sizes(shape), stored_bytes(dtype, shape))
             by_dtype = self.stored.setdefault(role, {})

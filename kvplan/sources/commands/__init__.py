@@ -139,6 +139,8 @@ def _command(start: Start, finder: Finder, source: str, base: str) -> Command:
         what = "`ollama run NAME`" if grammar.engine == "ollama" else "add it to the command"
         raise InputError(f"{grammar.engine} is started without a model", where=source, hint=f"name the model: {what}")
     place, note = locate(model, base)
+    if grammar.engine == "ollama" and "/" not in place:
+        _in_library(model, place)
     _count_gpus(reading, start, environment)
     warnings = dict.fromkeys((*reading.warnings, *filter(None, (note,)), *notes))
     return Command(
@@ -146,7 +148,20 @@ def _command(start: Start, finder: Finder, source: str, base: str) -> Command:
         settings=reading.settings, typed=reading.typed, problems=reading.problems, ignored=tuple(reading.ignored),
         unknown=tuple(reading.unknown), warnings=tuple(warnings),
         quantization=reading.quantization, assumed=reading.assumed, gpu=start.gpu,
+        changes=reading.changes,
     )  # fmt: skip
+
+
+def _in_library(model: str, place: str) -> None:
+    """Refuse a name of Ollama's library that the catalog does not know, with the way past."""
+    from kvplan.catalog import resolve_model_name
+    from kvplan.engines.ollama_command import SHOW
+
+    if resolve_model_name(place) is None:
+        shown = printable(model, 60)
+        raise InputError(
+            f"the catalog knows no model that Ollama's library calls {shown!r}", hint=SHOW.replace("NAME", shown)
+        )
 
 
 def _config_words(reading: Reading, start: Start, finder: Finder, base: str, notes: list[str]) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.errors import KvplanError
 
 if TYPE_CHECKING:
-    from kvplan.engines.command_line import Quantization
+    from kvplan.engines.model_changes import ModelChanges, Quantization
     from kvplan.spec.model import ModelSpec
 
 _SAME: tuple[tuple[str, ...], ...] = (
@@ -56,6 +57,8 @@ class Command(NamedTuple):
 
     gpu: str = ""
     """The accelerator, as the source calls it; empty: it does not say."""
+    changes: ModelChanges | None = None
+    """What it changes of the model itself."""
 
     def under(self, given: Mapping[str, Any], accepted: Collection[str] | None = None) -> tuple[dict[str, Any], Report]:
         """The settings of the command with those of kvplan's own flags over them, and what became of them.
@@ -83,12 +86,69 @@ class Command(NamedTuple):
             self.engine, self.source, kept, tuple(ignored), self.unknown, tuple(overridden)
         )
 
-    def weights(self, model: ModelSpec) -> tuple[str, str]:
+    def meets(
+        self, model: ModelSpec, settings: dict[str, Any], report: Report, engine: str
+    ) -> tuple[ModelSpec, dict[str, Any], Report, list[str]]:
+        """(the model as the command changes it, settings and report with its weights, warnings).
+
+        Args:
+            settings: those of `under`.
+            engine: the engine that is planned for, ``name`` or ``name@version``.
+
+        Raises:
+            KvplanError: the engine would not start so.
+        """
+        model, said = self._changed(model, settings, engine)
+        taken: dict[str, Any] = {}
+        if self.changes is not None:
+            taken["max_position_embeddings"] = model.max_position_embeddings
+            taken |= {"rope": "{} x {:g}".format(*self.changes.rope)} if self.changes.rope else {}
+        asked = self.quantization
+        if asked is not None and "weights" in settings:
+            report = report._replace(overridden=(*report.overridden, asked.words))
+        elif asked is not None:
+            found, warning = self._weights(model, asked)
+            if found:
+                settings = {**settings, "weights": found}
+                taken["weights"] = found
+            else:
+                report = report._replace(ignored=(*report.ignored, asked.words))
+            said += [warning] if warning else []
+        return model, settings, report._replace(settings={**report.settings, **taken}), said
+
+    def _weights(self, model: ModelSpec, asked: Quantization) -> tuple[str, str]:
         """(the weight format that a flag makes of the model's, a warning); both may be empty."""
-        if self.quantization is None or model.checkpoint is not None:
+        own = model.checkpoint
+        if own is not None and not asked.always and (own.roles or own.overrides or not own.stored):
             return "", ""
-        words, name = self.quantization
-        return name, self.assumed if name else f"{words}: which weights that makes is not known; add --weights FORMAT"
+        if asked.format:
+            return asked.format, self.assumed
+        return "", f"{asked.words}: which weights that makes is not known; add --weights FORMAT"
+
+    def _changed(self, model: ModelSpec, settings: dict[str, Any], engine: str) -> tuple[ModelSpec, list[str]]:
+        """(the model with the replaced keys of its configuration, warnings)."""
+        changes = self.changes
+        if changes is None:
+            return model, []
+        from kvplan.engines import get_engine
+        from kvplan.engines.command_line import grammars
+
+        name = self.engine.partition("@")[0]
+        own = engine.partition("@")[0] == name
+        grammar = next(g for g in grammars() if g.engine == name)
+        asked = max(settings.get("max_model_len", 0), settings.get("ctx_size") or 0) if own else 0
+        if settings.get("allow_long_max_model_len") and name == "vllm":
+            asked = 0
+        try:
+            length, warning = grammar.longest(changes, model, get_engine(engine if own else name).version, asked)
+        except KvplanError as error:
+            raise at_source(error, self.source) from None
+        rope = model.rope
+        if changes.rope is not None:
+            kind, factor, original = changes.rope
+            said = {"factor": factor, "original_max_position_embeddings": original}
+            rope = {"type": kind, **{k: v for k, v in said.items() if v}} if kind not in ("default", "mrope") else None
+        return replace(model, rope=rope, max_position_embeddings=length or None), [warning] if warning else []
 
 
 class Report(NamedTuple):

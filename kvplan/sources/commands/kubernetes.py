@@ -102,12 +102,25 @@ def _starts(container: Container, maps: dict[str, dict[str, str]], finder: Finde
     if container.replicas.isdecimal() and container.replicas not in ("0", "1"):
         notes = [*notes, f"{container.owner} runs {container.replicas} replicas; the figures are of one"]
     found = finder.image(str(image), command or None, words, environment)
-    selector = mapping(container.pod.get("nodeSelector"))
-    gpu = next((selector[label] for label in _LABELS if isinstance(selector.get(label), str)), "")
+    gpu = accelerator(container.pod)
     return [
         start._replace(gpus=start.gpus or gpus, gpu=gpu, nodes=container.nodes, notes=(*start.notes, *notes))
         for start in found
     ]
+
+
+def accelerator(node: dict[str, Any]) -> str:
+    """The accelerator that a pod asks its node for: by label, or by terms of affinity; empty where it does not say."""
+    selector = mapping(node.get("nodeSelector"))
+    found = next((selector[label] for label in _LABELS if isinstance(selector.get(label), str)), "")
+    terms = node.get("nodeSelectorTerms")
+    affinity = at(node, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in (*texts_or_items({"items": terms}), *texts_or_items({"items": at(affinity, "nodeSelectorTerms")})):
+        for wanted in texts_or_items({"items": at(term, "matchExpressions")}):
+            values = texts(at(wanted, "values"))
+            if at(wanted, "key") in _LABELS and at(wanted, "operator") == "In" and len(values) == 1:
+                found = found or values[0]
+    return found
 
 
 def _environment(spec: dict[str, Any], maps: dict[str, dict[str, str]]) -> dict[str, str]:

@@ -18,7 +18,8 @@ import os
 import re
 import stat
 import struct
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from kvplan.errors import SpecError, printable
 from kvplan.sources.gguf.tensor_types import TENSOR_TYPES
@@ -81,10 +82,20 @@ class GgufHeader(NamedTuple):
         return sum(t.num_bytes for t in self.tensors)
 
 
+class Readable(Protocol):
+    """What the header is read from, in order."""
+
+    def read(self, size: int, /) -> bytes | None:
+        """At most `size` bytes from where it stands."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go on at `offset`."""
+
+
 class _Reader:
     """Bytes of the header in order, read a chunk at a time."""
 
-    def __init__(self, file: BinaryIO, path: str, size: int) -> None:
+    def __init__(self, file: Readable, path: str, size: int) -> None:
         self.file, self.path, self.size = file, path, size
         self.buffer, self.at, self.base = b"", 0, 0
         self.order = "<"
@@ -109,7 +120,7 @@ class _Reader:
         rest = self.buffer[self.at :]
         self.base += self.at
         self.at = 0
-        self.buffer = rest + self.file.read(max(_CHUNK, count - len(rest)))
+        self.buffer = rest + (self.file.read(max(_CHUNK, count - len(rest))) or b"")
         if len(self.buffer) < count:
             self.fail("the file ends inside its header")
 
@@ -154,22 +165,29 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
     Raises:
         SpecError: it cannot be read, or is not what it says it is. One line, whatever the input.
     """
-    name = os.path.expanduser(os.fspath(path))
+    return read_parts(os.path.expanduser(os.fspath(path)), _read_file)
+
+
+def read_parts(name: str, read_one: Callable[[str, bool], GgufHeader]) -> GgufHeader:
+    """The same for files that lie elsewhere.
+
+    Args:
+        read_one: gives the header of the file of a name; the second word: whether it is the first part.
+    """
     match = _PART.match(name)
     if match is None:
-        return _read_file(name)
+        return read_one(name, True)
     stem, total = match.group(1), int(match.group(3))
     if not 0 < total <= MAX_PARTS:
         raise SpecError(
             f"says it is one of {total:,} parts", where=printable(name), hint=f"at most {MAX_PARTS:,} parts are read"
         )
-    parts = [_read_part(f"{stem}-{index:05}-of-{total:05}.gguf", index, total) for index in range(1, total + 1)]
-    return _joined(parts, name)
+    names = [f"{stem}-{index:05}-of-{total:05}.gguf" for index in range(1, total + 1)]
+    return _joined([_checked_part(read_one(part, i == 0), part, i, total) for i, part in enumerate(names)], name)
 
 
-def _read_part(name: str, index: int, total: int) -> GgufHeader:
-    part = _read_file(name, first=index == 1)
-    for key, want in (("split.no", index - 1), ("split.count", total)):
+def _checked_part(part: GgufHeader, name: str, index: int, total: int) -> GgufHeader:
+    for key, want in (("split.no", index), ("split.count", total)):
         if part.metadata.get(key, want) != want:
             raise SpecError(
                 f"{key} is {printable(str(part.metadata[key]), 20)}, its name says {want}",
@@ -177,6 +195,19 @@ def _read_part(name: str, index: int, total: int) -> GgufHeader:
                 hint="rename the parts as they were split",
             )
     return part
+
+
+def parse_header(file: Readable, where: str, size: int, first: bool = True) -> GgufHeader:
+    """The header at the beginning of an open file of `size` bytes.
+
+    Args:
+        where: how to call it.
+        first: whether it is a whole file, or the first of its parts.
+
+    Raises:
+        SpecError: it is not what it says it is.
+    """
+    return _parse(_Reader(file, where, size), first)
 
 
 def _joined(parts: list[GgufHeader], name: str) -> GgufHeader:
@@ -198,7 +229,7 @@ def _joined(parts: list[GgufHeader], name: str) -> GgufHeader:
     )  # fmt: skip
 
 
-def _read_file(name: str, *, first: bool = True) -> GgufHeader:
+def _read_file(name: str, first: bool) -> GgufHeader:
     shown = printable(name)
     try:
         # not blocking: a named pipe must not keep the program waiting
@@ -207,7 +238,7 @@ def _read_file(name: str, *, first: bool = True) -> GgufHeader:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise SpecError("is not a file", where=shown, hint="name a .gguf file")
-            return _parse(_Reader(file, shown, status.st_size), first)
+            return parse_header(file, shown, status.st_size, first)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "cannot be opened"
         raise SpecError(f"cannot be read: {reason}", where=shown, hint="check the path") from None

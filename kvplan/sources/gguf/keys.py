@@ -19,7 +19,8 @@ class Keys:
         self.architecture, self.metadata, self.where = architecture, metadata, where
 
     def fail(self, message: str, hint: str = "") -> NoReturn:
-        raise SpecError(message, where=self.where, hint=hint or "is the file a text model that llama.cpp loads?")
+        hint = hint or "is the file a text model that llama.cpp loads?"
+        raise SpecError(printable(message, 400), where=self.where, hint=hint)
 
     def raw(self, name: str) -> Any:
         """The value of ``<architecture>.name``, or of ``name`` where the prefix is left out; None: absent."""
@@ -61,16 +62,16 @@ class Keys:
         return found
 
     def per_layer(self, name: str, layers: int, default: int) -> list[int]:
-        """A number for each of `layers`, from one for all or from an array that is long enough.
+        """A number for each of `layers`, from one for all or from an array with an entry per layer of the file.
 
         Raises:
-            SpecError: an array shorter than the layers.
+            SpecError: an array of another length.
         """
         value = self.raw(name)
         if value is None:
             return [default] * layers
         if not isinstance(value, list | tuple):
             return [self._number(name, value)] * layers
-        if len(value) < layers:
+        if len(value) not in (layers, self.get("block_count", layers)):
             self.fail(f"{name} has {len(value)} entries for {layers} layers")
         return [self._number(name, v) for v in value[:layers]]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvplan.cache.attention import FullAttention
 from kvplan.errors import SpecError, UnknownNameError, printable
 from kvplan.sources.gguf import architectures as arch
+from kvplan.sources.gguf.agreement import LAYER, check
 from kvplan.sources.gguf.header import Counted, GgufHeader, TensorInfo, read_header
 from kvplan.sources.gguf.keys import Keys
 from kvplan.sources.gguf.mixers import Shape, mixers
@@ -24,7 +25,6 @@ from kvplan.spec.formats import get_format
 from kvplan.spec.kind import LayerPart
 from kvplan.spec.model import Block, Checkpoint, ModelSpec
 
-_LAYER = re.compile(r"blk\.([0-9]{1,4})\.")
 _NAME = re.compile(r"[^a-z0-9.]+")
 
 
@@ -52,7 +52,12 @@ class GgufModelSpec(ModelSpec):
 
 
 def read_metadata(
-    architecture: str, metadata: Mapping[str, Any], *, where: str = "GGUF", name: str | None = None
+    architecture: str,
+    metadata: Mapping[str, Any],
+    *,
+    where: str = "GGUF",
+    name: str | None = None,
+    assume: str | None = None,
 ) -> GgufModelSpec:
     """The model that the key/values of an architecture describe.
 
@@ -60,6 +65,7 @@ def read_metadata(
         architecture: ``general.architecture``.
         metadata: keys with or without the ``<architecture>.`` prefix.
         where: named in errors.
+        assume: ``llama-like`` reads an unknown architecture as plain attention in every layer.
 
     Raises:
         SpecError: an architecture that is not known or has no KV cache; keys that are missing or do not fit.
@@ -74,12 +80,18 @@ def read_metadata(
             where=where,
             hint="name the main model",
         )
-    if architecture not in arch.KNOWN:
-        raise UnknownNameError(
-            "GGUF architecture", architecture, sorted(arch.KNOWN), where=where, more="libllama 0.5.0's are known"
-        )
     keys = Keys(architecture, metadata, where)
-    return _spec(keys, name or str(metadata.get("general.name") or metadata.get("name") or architecture), metadata)
+    called = name or str(metadata.get("general.name") or metadata.get("name") or architecture)
+    if architecture in arch.KNOWN:
+        return _spec(keys, called, metadata)
+    if assume is None:
+        more = "libllama 0.5.0's are known; --assume llama-like reads it as plain attention in every layer"
+        raise UnknownNameError("GGUF architecture", architecture, sorted(arch.KNOWN), where=where, more=more)
+    spec = _spec(keys, called, metadata)
+    warning = (
+        f"read as plain attention in every layer, as --assume {assume} says; {printable(architecture, 40)} is not known"
+    )
+    return replace(spec, confidence="derived", file_warnings=(warning, *spec.file_warnings))
 
 
 def _spec(keys: Keys, name: str, metadata: Mapping[str, Any]) -> GgufModelSpec:
@@ -98,11 +110,12 @@ def _spec(keys: Keys, name: str, metadata: Mapping[str, Any]) -> GgufModelSpec:
         blocks["router"] = Block(mixers=(FullAttention(query_heads=1, kv_heads=1, head_dim=shape.dim_k),), norms=0)
         layers.append("router")
     checkpoint, dtype = _checkpoint(metadata)
+    length = keys.must("context_length") if "context_length" in keys else None
     try:
         return GgufModelSpec(
             id=_identifier(name), name=printable(name, 80), family=keys.architecture, architecture=keys.architecture,
             hidden_size=shape.hidden, vocab_size=_vocabulary(keys, metadata), blocks=blocks, layers=tuple(layers),
-            max_position_embeddings=keys.get("context_length", 0) or None, dtype=dtype, checkpoint=checkpoint,
+            max_position_embeddings=length, dtype=dtype, checkpoint=checkpoint,
             source=f"GGUF metadata ({keys.architecture})", confidence="seen", file_warnings=_warnings(shape),
         )  # fmt: skip
     except ValueError as error:
@@ -175,22 +188,39 @@ def _warnings(shape: Shape) -> tuple[str, ...]:
     )[:1]
 
 
-def read_file(path: str | os.PathLike[str]) -> GgufModelSpec:
+def read_file(path: str | os.PathLike[str], *, assume: str | None = None) -> GgufModelSpec:
     """The model of a GGUF file, with the exact bytes of its tensors. Only the header is read.
+
+    Args:
+        assume: ``llama-like`` reads an unknown architecture as plain attention in every layer.
 
     Raises:
         SpecError: the file cannot be used; one line.
     """
-    header = read_header(path)
+    return of_header(read_header(path), assume=assume)
+
+
+def of_header(header: GgufHeader, *, assume: str | None = None) -> GgufModelSpec:
+    """The same from a header that was read.
+
+    Raises:
+        SpecError: it describes no model that llama.cpp would load.
+    """
     shown = printable(header.path)
     name = header.metadata.get("general.name")
     stem = os.path.basename(header.path).removesuffix(".gguf")
     metadata = dict(header.metadata)
     _add_vocabulary(header, metadata)
     spec = read_metadata(
-        header.architecture, metadata, where=shown, name=name if isinstance(name, str) and name.strip() else stem
-    )
-    return _with_tensors(spec, header) if header.tensors else spec
+        header.architecture, metadata, where=shown, name=name if isinstance(name, str) and name.strip() else stem,
+        assume=assume,
+    )  # fmt: skip
+    if not header.tensors:
+        return spec
+    keys = Keys(header.architecture, metadata, shown)
+    shape = Shape(keys)
+    check(keys, shape, header.tensors, metadata, [mixers(shape, il) for il in range(shape.layers)])
+    return _with_tensors(spec, header)
 
 
 def _add_vocabulary(header: GgufHeader, metadata: dict[str, Any]) -> None:
@@ -202,13 +232,11 @@ def _add_vocabulary(header: GgufHeader, metadata: dict[str, Any]) -> None:
 
 
 def _with_tensors(spec: GgufModelSpec, header: GgufHeader) -> GgufModelSpec:
-    from dataclasses import replace
-
     layers = [0] * spec.num_layers
     first = last = drafts = 0
     own_head = any(t.name == "output.weight" for t in header.tensors)
     for tensor in header.tensors:
-        match = _LAYER.match(tensor.name)
+        match = LAYER.match(tensor.name)
         if match and int(match.group(1)) < len(layers):
             layers[int(match.group(1))] += tensor.num_bytes
         elif match:

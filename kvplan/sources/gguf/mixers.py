@@ -38,6 +38,8 @@ class Shape:
         self.heads = keys.per_layer("attention.head_count", self.layers, 0)
         self.kv_heads = keys.per_layer("attention.head_count_kv", self.layers, -1)
         self.kv_heads = [h if kv < 0 else kv for h, kv in zip(self.heads, self.kv_heads, strict=True)]
+        if self.architecture not in arch.PURE:
+            self._attends()
         self.ffn = keys.per_layer("feed_forward_length", self.layers, 0)
         first = self.heads[0] or next((h for h in self.heads if h), 0)
         plain = self.hidden // first if first else 0
@@ -47,6 +49,14 @@ class Shape:
         self.recurrent = self._recurrent()
         self.owners = self._owners()
         self.latent = keys.get("attention.key_length_mla", 0) > 0 and keys.get("attention.value_length_mla", 0) > 0
+
+    def _attends(self) -> None:
+        """Refuse a file whose attention has no heads in any layer."""
+        for name, heads in (("attention.head_count", self.heads), ("attention.head_count_kv", self.kv_heads)):
+            if not any(heads):
+                if name in self.keys:
+                    self.keys.fail(f"{name} is 0 in every layer")
+                self.keys.fail(f"does not say its {self.architecture}.{name}")
 
     def _windows(self) -> tuple[int, list[bool]]:
         """(window, which layers have it)."""

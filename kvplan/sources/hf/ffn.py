@@ -31,14 +31,21 @@ WITHOUT_EFFECT = (
 
 
 def per_layer_int(cfg: Config, layer: int, *keys: str) -> int | None:
-    """A whole number, or entry `layer` of a list of them (some files spell a size out per layer)."""
+    """A size or count, or entry `layer` of a list of them (some files spell a size out per layer).
+
+    Raises:
+        SpecError: it is below 0, or no whole number.
+    """
     value = cfg.get(*keys)
+    name = next((k for k in keys if cfg.data.get(k) is not None), "")
     if isinstance(value, list):
-        name = next(k for k in keys if cfg.data.get(k) is not None)
         if layer >= len(value):
             raise cfg.error(f"{name} has {len(value)} entries, too few for layer {layer}")
-        return cfg.as_int(value[layer], name)
-    return cfg.maybe_int(*keys)
+        value = value[layer]
+    found = None if value is None else cfg.as_int(value, name)
+    if found is not None and found < 0:
+        raise cfg.error(f"{name} must not be below 0, not {found}")
+    return found
 
 
 def expert_count(cfg: Config, layer: int = 0) -> int:
@@ -56,16 +63,17 @@ def is_moe_layer(cfg: Config, layer: int) -> bool:
     listed = cfg.get("moe_layers_enum")
     if listed is not None:
         return layer in {int(p) for p in str(listed).split(",") if p.strip().isdigit()}
-    rules = [layer not in (cfg.maybe_list("mlp_only_layers") or [])]
-    rules.append(layer >= (cfg.maybe_int("first_k_dense_replace", "num_dense_layers") or 0))
+    rules = [layer not in [cfg.as_int(n, "mlp_only_layers") for n in cfg.maybe_list("mlp_only_layers") or []]]
+    rules.append(layer >= (per_layer_int(cfg, layer, "first_k_dense_replace", "num_dense_layers") or 0))
     frequency = cfg.get("moe_layer_freq")
     if isinstance(frequency, list):
         rules.append(layer < len(frequency) and bool(frequency[layer]))
     elif frequency:
         rules.append(layer % (cfg.maybe_int("moe_layer_freq") or 1) == 0)
-    step = cfg.maybe_int(
-        "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_frequency", "moe_layer_interval"
-    )
+    steps = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_frequency", "moe_layer_interval")
+    step = per_layer_int(cfg, layer, *steps)
+    if step == 0 and "decoder_sparse_step" in cfg:  # its class divides by it
+        raise cfg.error("decoder_sparse_step must be above 0, not 0")
     if step is not None:
         rules.append(step > 0 and (layer + 1) % step == 0)
     period, offset = cfg.maybe_int("expert_layer_period"), cfg.maybe_int("expert_layer_offset") or 0

@@ -16,7 +16,7 @@ from kvplan.sources.hf.ffn import ffn_for_layer, is_moe_layer
 from kvplan.sources.hf.keys import Config, Layers
 from kvplan.sources.hf.layout import Layer, layer_count, layer_windows, stack
 from kvplan.sources.hf.plain import PLAIN, Traits, drafts, plain, read_plain
-from kvplan.spec.model import Block
+from kvplan.spec.model import Block, ExtraTensor
 
 _NONE: dict[str, Any] = {"qkv_bias": False, "output_bias": False, "ffn_bias": False}
 _ALL: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "ffn_bias": True}
@@ -125,13 +125,39 @@ def openai_gpt(cfg: Config) -> Layers:
     return read_plain(cfg, row)
 
 
+def apertus_with_vision(cfg: Config) -> Layers:
+    """Apertus 1.5: the text part of a model whose head may have other rows than its embedding.
+
+    Source: transformers 5.24.0 ``models/apertus1p5/modeling_apertus1p5.py``.
+    """
+    rows = cfg.maybe_int("output_vocab_size")
+    if rows is not None and rows != cfg.maybe_int("vocab_size"):
+        raise cfg.error(f"output_vocab_size {rows:,} beside another vocab_size is not understood")
+    return PLAIN["apertus"](cfg)
+
+
+def diffllama(cfg: Config) -> Layers:
+    """DiffLlama: the difference of two softmaxes over one cache, weighed by four vectors of a head.
+
+    Source: transformers 5.24.0 ``models/diffllama/modeling_diffllama.py``.
+    """
+    found = PLAIN["llama"](cfg)
+    for name, block in found.blocks.items():
+        mixer: Any = block.mixers[0]
+        lambdas = ExtraTensor(name="lambdas", shape=(4, mixer.head_dim), role="attention")
+        found.blocks[name] = replace(block, tensors=(*block.tensors, lambdas))
+    return found
+
+
 PLAIN_MORE: dict[str, Callable[[Config], Layers]] = {
     "afmoe": afmoe,
+    "apertus1p5_text": apertus_with_vision,
     "aria_text": PLAIN["llama"],
     "biogpt": plain(norms=4, final_norms=2, gated=False, **_ALL, positions=("max_position_embeddings", 2)),
     "bitnet": bitnet,
     "cohere2_moe": cohere2_moe,
     "ctrl": ctrl,
+    "diffllama": diffllama,
     "cwm": plain(**_NONE, slides=_FIRST_OF_FOUR_IS_FULL),
     "emu3_text_model": PLAIN["llama"],
     "exaone_moe": plain(qk_norm="head", slides=lambda i: (i + 1) % 4 != 0),

@@ -67,7 +67,10 @@ def cfg_dtype(cfg: Config, outer: Config) -> str:
     Raises:
         SpecError: another dtype.
     """
-    return _dtype_name(cfg, cfg.get("dtype", "torch_dtype") or outer.get("dtype", "torch_dtype") or "bfloat16")
+    said = [
+        _dtype_name(cfg, level.get(key)) for level in (cfg, outer) for key in ("dtype", "torch_dtype") if key in level
+    ]
+    return said[0] if said else "bf16"
 
 
 def recurrent_dtype(cfg: Config) -> str | None:
@@ -173,15 +176,21 @@ def _modelopt(part: Config) -> _Found:
     return names[algo], _MATRICES, kv or _scheme(part.child("kv_cache_scheme"))
 
 
+def _said(part: Config, default: int, *keys: str) -> int:
+    """A whole number where the file has one, 0 too."""
+    found = part.maybe_int(*keys)
+    return default if found is None else found
+
+
 def _awq(part: Config) -> _Found:
-    bits, group = part.maybe_int("bits", "w_bit") or 4, part.maybe_int("group_size", "q_group_size") or 128
+    bits, group = _said(part, 4, "bits", "w_bit"), _said(part, 128, "group_size", "q_group_size")
     if bits != 4 or group not in (64, 128):
         raise part.error(f"quantization_config: AWQ with {bits} bits and groups of {group} is not understood")
     return ("awq" if group == 128 else "awq_g64"), _MATRICES, None
 
 
 def _gptq(part: Config) -> _Found:
-    bits, group = part.maybe_int("bits") or 4, part.maybe_int("group_size") or 128
+    bits, group = _said(part, 4, "bits"), _said(part, 128, "group_size")
     names = {(4, 128): "gptq", (4, 64): "gptq_g64", (4, 32): "gptq_g32", (8, 128): "gptq_int8"}
     if (bits, group) not in names:
         raise part.error(f"quantization_config: GPTQ with {bits} bits and groups of {group} is not understood")

@@ -218,7 +218,10 @@ def _rope(cfg: Config) -> dict[str, Any] | None:
         "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
         "attention_factor", "mscale", "mscale_all_dim",
     )  # fmt: skip
-    numbers = {k: value[k] for k in kept if isinstance(value.get(k), int | float) and not isinstance(value[k], bool)}
+    odd = next((k for k in kept if isinstance(value.get(k), str | list | dict | bool)), None)
+    if odd is not None:
+        raise cfg.error(f"{odd} of the rope rule should be a number, not {printable(repr(value[odd]), 40)}")
+    numbers = {k: value[k] for k in kept if value.get(k) is not None}
     if any(not 0 <= v <= _MAX_ROPE for v in numbers.values()):
         raise cfg.error("rope_scaling has a number that no model has", hint="check its factor")
     return {"type": printable(kind, 40), **{k: v if v % 1 else int(v) for k, v in numbers.items()}}

@@ -221,7 +221,6 @@ def test_a_word_after_a_flag_that_takes_one_is_not_the_model() -> None:
         ("vllm serve Qwen/Qwen3-8B --cpu-offload-gb 20", "--cpu-offload-gb 20 changes what the memory holds"),
         ("vllm serve Qwen/Qwen3-8B -pcp 2", "-pcp 2 changes what the memory holds"),
         ("vllm serve Qwen/Qwen3-8B --hf-overrides.rope_type yarn", "changes what the memory holds"),
-        ("vllm serve Qwen/Qwen3-8B --dtype float32", "doubles weights and cache"),
         ("llama-server -hf Qwen/Qwen3-8B-GGUF", "Q4_K_M is what llama.cpp looks for first"),
         (
             "llama-server -m /models/Qwen3-8B-Q4_K_M-00001-of-00002.gguf",
