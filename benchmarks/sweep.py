@@ -31,6 +31,7 @@ from kvplan.planning.sweep_figures import SPEED, USUAL  # noqa: E402
 
 TWO_AXES = (Axis("max_model_len", range(128, 128_001, 128)), Axis("concurrency", range(1, 1001)))
 WORKLOADS = (Axis("prompt_tokens", range(100, 100_001, 100)), Axis("concurrency", range(1, 1001)))
+PREFIXES = (Axis("shared_prefix_tokens", range(0, 100_000, 100)), Axis("concurrency", range(1, 1001)))
 POOLS = (Axis("kv_cache_memory_bytes", range(10**9, 60 * 10**9, 59_000)),)
 CASES: tuple[tuple[str, str, dict[str, Any], tuple[Axis, ...], tuple[str, ...], str, int], ...] = (
     ("llama-3.1-8b", "generic", {}, TWO_AXES, USUAL, "length x concurrency", 1_000_000),
@@ -41,6 +42,8 @@ CASES: tuple[tuple[str, str, dict[str, Any], tuple[Axis, ...], tuple[str, ...], 
     ("gemma-3-27b", "vllm", {}, POOLS, USUAL, "pool size", 200_000),
     ("qwen3-next-80b-a3b", "vllm", {"tensor_parallel_size": 2}, POOLS, USUAL, "pool size", 200_000),
     ("qwen3-next-80b-a3b", "vllm", {"tensor_parallel_size": 2}, TWO_AXES, USUAL, "length x concurrency", 200_000),
+    ("llama-3.1-8b", "vllm", {"prompt_tokens": 100_000}, PREFIXES, USUAL, "prefix x concurrency", 1_000_000),
+    ("gemma-3-27b", "vllm", {"prompt_tokens": 100_000}, PREFIXES, USUAL, "prefix x concurrency", 200_000),
     ("llama-3.1-8b", "vllm", {}, WORKLOADS, (*USUAL, *SPEED), "prompt x concurrency, with speed", 0),
 )
 """(model, engine, settings, axes, figures, what varies, plans a second at least)."""

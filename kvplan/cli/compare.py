@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,12 +10,16 @@ from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
 from kvplan.errors import InputError
 
+if TYPE_CHECKING:
+    from kvplan.render.grid import Document
+
 app = typer.Typer(**SETTINGS)
 
 
 class CompareVerb(flags.PlanVerb):
     """Planning flags but for those that read one plan's figures from elsewhere."""
 
+    formats = output.PICTURED
     flags = tuple(option for option in flags.PLAN if option.setting != "from_log")
 
 
@@ -52,11 +56,16 @@ def compare(
     result = set_side_by_side(lookup_of(names[0], given), axes)
     plain, out = result.to_dict(), output.of(ctx)
     title = "side by side" if len(names) > 1 else f"{names[0]}, side by side"
-    out.emit(lambda: _report(plain, title, out.unicode), plain)
+    out.emit(lambda: _report(plain, title, out), plain)
     return 0
 
 
-def _report(plain: dict[str, Any], title: str, unicode: bool) -> Any:
+def _report(plain: dict[str, Any], title: str, out: output.Output) -> Document:
     from kvplan.render.compare_table import compare_report
 
-    return compare_report(plain, title, unicode=unicode)
+    if out.format not in ("html", "svg"):
+        return compare_report(plain, title, unicode=out.unicode)
+    from kvplan.render.sweep_pictures import compare_pictures
+
+    report = compare_report(plain, title, bars=False)
+    return [*report[:1], *compare_pictures(plain), *report[1:]]

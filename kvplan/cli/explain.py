@@ -12,6 +12,7 @@ from kvplan.engines.options import Option
 
 if TYPE_CHECKING:
     from kvplan.render.grid import Document
+    from kvplan.spec.model import ModelSpec
 
 app = typer.Typer(**SETTINGS)
 
@@ -34,6 +35,7 @@ _NO_CACHE = Option(
 class ExplainVerb(flags.PlanVerb):
     """The flags that change a cache's own figures."""
 
+    formats = output.PICTURED
     flags = (*(o for o in flags.PLAN if o.setting in _SETTINGS), _NO_CACHE)
 
 
@@ -49,12 +51,23 @@ def explain(
     given = flags.read(ctx)
     found = find_model(model, **{key: given.pop(key) for key in ("assume", "hub") if key in given})
     saved = bool(given.pop("no_cache", False))
-    plain = take_apart(found, given, saved=saved).to_dict()
-    output.of(ctx).emit(lambda: _report(plain), plain, warnings=found.file_warnings)
+    plain, out = take_apart(found, given, saved=saved).to_dict(), output.of(ctx)
+    out.emit(lambda: _report(plain, found, given, out), plain, warnings=found.file_warnings)
     return 0
 
 
-def _report(plain: dict[str, Any]) -> Document:
+def _report(plain: dict[str, Any], model: ModelSpec, given: dict[str, Any], out: output.Output) -> Document:
+    """The formula, with pictures where the format has them."""
     from kvplan.render.explanation import explain_report
 
-    return explain_report(plain)
+    report = list(explain_report(plain))
+    if not out.pictured:
+        return report
+    from kvplan.planning.curves import curves
+    from kvplan.render.explain_pictures import context_chart, explain_pictures
+
+    drawn = curves(model, None, "generic", given).to_dict()
+    if out.format == "table":
+        sources = report.pop()
+        return [*report, context_chart(plain, drawn), sources]
+    return [*report[:2], *explain_pictures(plain, drawn), *report[2:]]

@@ -16,10 +16,12 @@ from kvplan.errors import InputError, UnknownNameError, printable
 if TYPE_CHECKING:
     from kvplan.render.grid import Document
 
-FORMATS = ("table", "text", "json", "markdown")
+FORMATS = ("table", "text", "json", "markdown", "html")
+PICTURED = (*FORMATS, "svg")
+"""Of a verb whose answer has pictures."""
 _SUFFIXES = {
     ".json": "json", ".md": "markdown", ".markdown": "markdown", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl",
-    ".parquet": "parquet",
+    ".parquet": "parquet", ".html": "html", ".htm": "html", ".svg": "svg",
 }  # fmt: skip
 _COLORS = ("auto", "always", "never")
 _WIDEST = 500
@@ -96,13 +98,18 @@ class Output:
         self.write(write(payload))
 
     @property
+    def pictured(self) -> bool:
+        """Whether pictures are drawn in this format, so that a document should have them."""
+        return self.format in ("table", "html", "svg")
+
+    @property
     def unicode(self) -> bool:
         """Whether more than ASCII may be drawn."""
         return self.file is not None or _speaks_unicode(sys.stdout)
 
     def drawn(self, document: Document, warnings: Sequence[str] = ()) -> str:
         """`document` in the chosen format, which is not JSON."""
-        if warnings and (self.file is not None or self.format == "markdown"):
+        if warnings and self.format != "svg" and (self.file is not None or self.format in ("markdown", "html")):
             from kvplan.render.grid import Warnings
 
             document = [*document, Warnings(warnings)]
@@ -110,6 +117,13 @@ class Output:
             from kvplan.render import markdown
 
             return markdown.draw(document)
+        if self.format == "html":
+            from kvplan._version import __version__
+            from kvplan.render import html
+
+            return html.draw(document, foot=f"kvplan {__version__}")
+        if self.format == "svg":
+            return _pictures(document)
         unicode = self.unicode
         if self.format == "table":
             from kvplan.render import table
@@ -164,6 +178,23 @@ class Output:
         """A remark on stderr, unless ``--quiet``."""
         if not self.quiet:
             say(text)
+
+
+def _pictures(document: Document) -> str:
+    """The pictures of a document as one SVG.
+
+    Raises:
+        InputError: there are none.
+    """
+    from kvplan.render import html, svg
+    from kvplan.render.grid import Title
+
+    found = [picture for part in document if (picture := html.as_picture(part)) is not None]
+    if not found:
+        raise InputError(
+            "there is no picture of this answer", where="--format svg", hint="--format html has its tables"
+        )
+    return svg.document(found, next((part.text for part in document if isinstance(part, Title)), "kvplan"))
 
 
 def of(ctx: Any) -> Output:

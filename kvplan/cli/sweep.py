@@ -11,7 +11,7 @@ import typer
 
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
-from kvplan.cli.output import FORMATS, Output
+from kvplan.cli.output import PICTURED, Output
 from kvplan.errors import InputError, KvplanError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**SETTINGS)
 
-SCHEMA = "kvplan.sweep/1"
 MAX_ROWS = 100
 """Rows that are drawn; files have all."""
 MAX_MAP = 200 * 200
@@ -34,7 +33,7 @@ class SweepVerb(flags.PlanVerb):
     """Planning flags but for those that read one plan's figures from elsewhere, and more formats."""
 
     flags = tuple(option for option in flags.PLAN if option.setting != "from_log")
-    formats = (*FORMATS, "csv", "jsonl", "parquet")
+    formats = (*PICTURED, "csv", "jsonl", "parquet")
 
 
 @app.command(cls=SweepVerb)
@@ -122,7 +121,9 @@ def _write(made: Sweep, out: Output, title: str, asked: bool) -> int:
                 yield block
                 progress.step(block.size)
 
-        if out.format in ("table", "text", "markdown"):
+        if out.format in ("html", "svg"):
+            text = _pictured(made, out, title, asked, blocks)
+        elif out.format in ("table", "text", "markdown"):
             text = _drawn(made, out, title, asked, blocks)
         else:
             _stream(made, out, blocks)
@@ -188,6 +189,7 @@ def _stream(made: Sweep, out: Output, blocks: Callable[[int], Any]) -> None:
 
 
 def _row_writer(made: Sweep, name: str, names: Sequence[str]) -> Any:
+    from kvplan.planning.sweep_document import SCHEMA, SweepDocument
     from kvplan.render.csvout import CsvRows
     from kvplan.render.jsonrows import JsonLines, JsonObject
 
@@ -196,7 +198,9 @@ def _row_writer(made: Sweep, name: str, names: Sequence[str]) -> Any:
     if name == "jsonl":
         return JsonLines(names)
     axes = {a.setting: [a.shown(v) for v in a.values] for a in made.axes}
-    return JsonObject(names, {"schema": SCHEMA, "plans": made.size, "axes": axes, "figures": list(made.figures)})
+    head = SweepDocument(SCHEMA, made.size, axes, made.figures, ())._asdict()
+    del head["rows"]  # they follow
+    return JsonObject(names, head)
 
 
 def _stream_parquet(made: Sweep, out: Output, file: Any, names: Sequence[str], blocks: Any) -> None:
@@ -234,3 +238,25 @@ def _drawn(made: Sweep, out: Output, title: str, asked: bool, blocks: Callable[[
         return heatmap.draw(picture, width=width, color=out.color, unicode=out.unicode)
     cells = list(islice((cell for block in blocks(MAX_ROWS) for cell in block.cells()), MAX_ROWS))
     return out.drawn(sweep_report(title, names, made.figures, cells, made.size - len(cells), asked=asked))
+
+
+def _pictured(made: Sweep, out: Output, title: str, asked: bool, blocks: Callable[[int], Any]) -> str:
+    """A page with pictures of all cells and a table of the first; pictures alone as SVG.
+
+    Raises:
+        InputError: more cells than a picture shows.
+    """
+    from kvplan.render.sweep_pictures import sweep_pictures
+    from kvplan.render.sweep_table import sweep_report
+
+    if made.size > MAX_MAP:
+        raise InputError(
+            f"{made.size:,} plans are too many for a picture", where=f"--format {out.format}",
+            hint=f"at most {MAX_MAP:,}, or --format csv",
+        )  # fmt: skip
+    names, values = [a.setting for a in made.axes], [[a.shown(v) for v in a.values] for a in made.axes]
+    cells = [cell for block in blocks(MAX_MAP) for cell in block.cells()]
+    pictures = sweep_pictures(title.partition(":")[0], names, values, made.figures, cells, asked=asked)
+    first = cells[:MAX_ROWS]
+    report = sweep_report(title, names, made.figures, first, made.size - len(first), asked=asked)
+    return out.drawn([*report[:1], *pictures, *report[1:]])

@@ -21,7 +21,9 @@ FIGURES = (
 class Comparison(NamedTuple):
     """The variants, in the order in which they were named."""
 
+    schema: str
     axes: dict[str, list[Any]]
+    """Setting -> its values, as they were named."""
     figures: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
     """Axis or figure -> value (None: no such figure); ``refused``: why there is no plan, else None; ``ratio``: bytes
@@ -29,7 +31,7 @@ class Comparison(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for ``json.dumps``."""
-        return {"schema": SCHEMA, "axes": self.axes, "figures": list(self.figures), "rows": list(self.rows)}
+        return {**self._asdict(), "figures": list(self.figures), "rows": list(self.rows)}
 
 
 def compare(lookup: Lookup, axes: Sequence[Axis], figures: Sequence[str] = FIGURES) -> Comparison:
@@ -52,4 +54,4 @@ def compare(lookup: Lookup, axes: Sequence[Axis], figures: Sequence[str] = FIGUR
         size = row.get(REQUEST)
         row["ratio"] = size / first if first and size is not None else None
     named = {axis.setting: [axis.shown(v) for v in axis.values] for axis in axes}
-    return Comparison(named, tuple(figures), tuple(rows))
+    return Comparison(SCHEMA, named, tuple(figures), tuple(rows))

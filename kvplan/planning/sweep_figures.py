@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.cache.bytes import sequence_bytes
 from kvplan.errors import UnknownNameError
+from kvplan.planning import prefix
 from kvplan.planning.evaluate import build_stages, obstacles, resources
 from kvplan.planning.kv import kv_figures
 from kvplan.planning.planner import rank_kv_bytes, unsharded_weights
@@ -152,13 +153,11 @@ def _pool(name: str, per_replica: bool = True) -> Figure:
 
 
 def _requests(case: Case) -> Column:
-    """Requests of prompt + output that one replica runs at once."""
+    """Requests of prompt + output that one replica runs at once, a common prefix held once."""
     if case.pool is None or case.kv_bytes is None:
         return NOTHING
-    stages, settings = case.prepared.stages, case.settings
-    return Column(
-        case.prepared.engine.requests_at(stages, settings, case.kv_bytes, settings.request_tokens), case.empty
-    )
+    found = prefix.requests(case.prepared.engine, case.prepared.stages, case.settings, case.kv_bytes)
+    return Column(found, case.empty)
 
 
 def _thousand(case: Case) -> Column:
@@ -255,7 +254,9 @@ FIGURES: dict[str, FigureKind] = {
     "capacity.engine_reported_tokens": FigureKind(_pool("engine_reported_tokens"), "int", "per replica"),
     "capacity.max_concurrency": FigureKind(_pool("max_concurrency"), "float", "requests of max_model_len, per replica"),
     "capacity.max_single_request_tokens": FigureKind(_pool("max_single_request_tokens"), "int", "the longest request"),
-    "capacity.requests": FigureKind(_requests, "int", "requests of prompt + output at once, per replica"),
+    "capacity.requests": FigureKind(
+        _requests, "int", "requests of prompt + output at once, a common prefix held once, per replica"
+    ),
     "capacity.total_kv_tokens": FigureKind(_pool("kv_tokens", False), "int", "of all replicas"),
     "capacity.total_max_concurrency": FigureKind(_pool("max_concurrency", False), "float", "of all replicas"),
     "decode.seconds_per_step": FigureKind(_speed("decode", "seconds_per_step"), "float", "time per output token"),

@@ -30,14 +30,20 @@ def bar(value: float | None, most: float, cells: int, unicode: bool) -> str:
     return BLOCKS[-1] * whole + (BLOCKS[rest - 1] if rest else "")
 
 
-def compare_report(payload: dict[str, Any], title: str, *, unicode: bool = True, cells: int = 8) -> Document:
-    """A row a variant (the object that ``compare --json`` prints)."""
+def compare_report(
+    payload: dict[str, Any], title: str, *, unicode: bool = True, cells: int = 8, bars: bool = True
+) -> Document:
+    """A row a variant (the object that ``compare --json`` prints).
+
+    Args:
+        bars: put a bar beside the bytes.
+    """
     rows, axes = payload["rows"], list(payload["axes"])
     figures = [n for n in payload["figures"] if any(r[n] is not None for r in rows)]
     barred = [n for n in figures if n in _BARRED]
     columns = [Column(heading(n), right=all(not isinstance(r[n], str) for r in rows)) for n in axes]
     for name in barred:
-        columns += [Column(_BARRED[name], right=True), Column("")]
+        columns += [Column(_BARRED[name], right=True), *([Column("")] if bars else [])]
     columns.append(Column("ratio", right=True))
     others = [n for n in figures if n not in _BARRED]
     columns += [Column(_HEADS.get(n) or heading(n), right=True, optional=n in _LAST) for n in others]
@@ -47,7 +53,7 @@ def compare_report(payload: dict[str, Any], title: str, *, unicode: bool = True,
     for row in rows:
         line = [shown(n, row[n]) for n in axes]
         for name in barred:
-            line += [shown(name, row[name]), bar(row[name], most[name], cells, unicode)]
+            line += [shown(name, row[name]), *([bar(row[name], most[name], cells, unicode)] if bars else [])]
         line.append("-" if row["ratio"] is None else f"{row['ratio']:.3g} x")
         line += [shown(n, row[n]) for n in others]
         lines.append([*line, row["refused"] or ""] if refused else line)

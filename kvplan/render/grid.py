@@ -7,9 +7,12 @@ anywhere, so each writer passes them through `clean` before they reach a termina
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kvplan.errors import printable
+
+if TYPE_CHECKING:
+    from kvplan.render.svg.parts import Picture
 
 
 class Title(NamedTuple):
@@ -85,7 +88,8 @@ class Warnings(NamedTuple):
     lines: Sequence[str]
 
 
-Part: TypeAlias = Title | KeyValues | Grid | Bar | Notes | Warnings
+Part: TypeAlias = "Title | KeyValues | Grid | Bar | Notes | Warnings | Picture"
+"""A picture (`kvplan.render.svg`) is drawn by HTML, SVG and the terminal; text and Markdown give its numbers."""
 Document: TypeAlias = Sequence[Part]
 
 SOLID, SPARE, LIMIT = "█▓▒░▚▞", "·", "▲"

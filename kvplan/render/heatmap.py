@@ -62,6 +62,12 @@ def evenly(count: int, room: int) -> list[int]:
     return [i * (count - 1) // (room - 1) for i in range(room)]
 
 
+def levels(picture: HeatMap) -> list[list[float | None]]:
+    """Row by row: where each value lies between the least (0) and the most (1) of the map; None: no value."""
+    scale = _Scale([v for row in picture.values for v in row if v is not None])
+    return [[scale.level(v) for v in row] for row in picture.values]
+
+
 def _cell_width(picture: HeatMap) -> int:
     """Of the widest text, with room for a shade."""
     texts = max((width_of(clean(t)) for row in picture.texts for t in row), default=1)

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan.render.grid import Bar, Column, Document, Grid, KeyValues, Notes, Part, Title, clean, fills, limit_at
+from kvplan.render.grid import (
+    Bar,
+    Column,
+    Document,
+    Grid,
+    KeyValues,
+    Notes,
+    Part,
+    Title,
+    Warnings,
+    clean,
+    fills,
+    limit_at,
+)
 
 _ESCAPES = str.maketrans({c: f"\\{c}" for c in "\\`*[]|~#"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 _BAR_CELLS = 50
@@ -32,6 +45,10 @@ def _part(part: Part, heading: str) -> list[str]:
         return _headed(part.title, _bar(part))
     if isinstance(part, Notes):
         return _headed(part.title, ["\n".join(f"- {escape(line)}" for line in part.lines)] if part.lines else [])
+    if not isinstance(part, Warnings):
+        from kvplan.render.svg import numbers
+
+        return _part(numbers(part), heading)
     return ["\n>\n".join(f"> **Warning:** {escape(line)}" for line in part.lines)] if part.lines else []
 
 

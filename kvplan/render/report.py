@@ -25,6 +25,10 @@ def plan_report(plan: Plain) -> Document:
         parts += _capacity(plan)
     if plan["decode"] or plan["prefill"]:
         parts.append(speed_part(plan))
+    if "serving" in plan:
+        from kvplan.render.serving import serving_parts
+
+        parts += serving_parts(plan)
     if plan["verdict"]["hints"]:
         parts.append(_hints(plan))
     if plan["verdict"]["notes"]:
@@ -39,6 +43,8 @@ def summary_line(plan: Plain) -> str:
     """The verdict in one line, for standard error."""
     fits = plan["verdict"]["fits"]
     word = "no GPU given" if fits is None else "fits" if fits else "does not fit"
+    if fits and _misses(plan):
+        word = "misses its targets"
     return f"{plan['inputs']['model']}: {word}: {plan['verdict']['reason']}"
 
 
@@ -66,7 +72,13 @@ def _verdict(plan: Plain) -> KeyValues:
     verdict = plan["verdict"]
     if verdict["fits"] is None:
         return KeyValues([("verdict", "none", verdict["reason"])])
+    if verdict["fits"] and _misses(plan):
+        return KeyValues([("verdict", "MISSES ITS TARGETS", verdict["reason"])])
     return KeyValues([("verdict", "fits" if verdict["fits"] else "DOES NOT FIT", verdict["reason"])])
+
+
+def _misses(plan: Plain) -> bool:
+    return "serving" in plan and plan["serving"]["targets_hold"] is False
 
 
 def _cache(plan: Plain) -> KeyValues:
@@ -244,7 +256,15 @@ def _capacity(plan: Plain) -> list[Part]:
         for a in capacity["at"]
     ]
     per = " per replica" if dp > 1 else ""
-    return [KeyValues(rows, title=f"Capacity{per}"), Grid(columns, at, title=f"Requests by length{per}")]
+    parts: list[Part] = [
+        KeyValues(rows, title=f"Capacity{per}"),
+        Grid(columns, at, title=f"Requests by length{per}"),
+    ]
+    if capacity["by_shared_prefix"]:
+        from kvplan.render.prefix import prefix_grid
+
+        parts.append(prefix_grid(plan, per))
+    return parts
 
 
 def _hints(plan: Plain) -> Grid:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvplan.render.engines import changes_grid
 from kvplan.render.grid import Column, Document, Grid, Notes, Part, Title
 from kvplan.units import gib
+
+if TYPE_CHECKING:
+    from kvplan.render.svg.parts import Picture
 
 Plain = dict[str, Any]
 
@@ -31,6 +34,26 @@ def plans_report(plain: Plain) -> Document:
         title = f"What changed between {between['engine']} {between['older']} and {between['newer']}"
         parts.append(changes_grid(between["changes"], title) if between["changes"] else Notes(["nothing"], title=title))
     return parts
+
+
+def plans_pictures(plain: Plain) -> list[Picture]:
+    """Bars of what each engine gives the cache, and of the requests that run in it."""
+    from kvplan.render.svg.parts import Bars, Piece, Stack
+
+    plans = plain["plans"]
+    if not plans:
+        return []
+    length = plans[0]["inputs"]["prompt_tokens"] + plans[0]["inputs"]["output_tokens"]
+    pools = [(plan, _pool_bytes(plan)) for plan in plans]
+    counts = [(plan, _at(plan, length)) for plan in plans]
+    held = [Stack(_name(p), [Piece("", size, gib(size))]) for p, size in pools if size is not None]
+    run = [Stack(_name(p), [Piece("", n, f"{n:,}")]) for p, n in counts if n is not None]
+    found: list[Picture] = []
+    if held:
+        found.append(Bars("Cache of one GPU", held, "bytes"))
+    if run:
+        found.append(Bars(f"Requests of {length:,} tokens at once, per replica", run, "count"))
+    return found
 
 
 def _name(plan: Plain) -> str:
@@ -75,10 +98,16 @@ def _holds(plans: list[Plain]) -> Grid:
 
 
 def _pool(plan: Plain) -> str:
+    """The cache on a GPU in GiB."""
+    size = _pool_bytes(plan)
+    return "-" if size is None else gib(size)[:-4]
+
+
+def _pool_bytes(plan: Plain) -> int | None:
     """The cache on a GPU: what the budget leaves, or what is laid out."""
     if plan["memory"]:
-        return gib(min(row["kv_bytes"] for row in plan["memory"]))[:-4]
-    return gib(plan["allocation"]["bytes"])[:-4] if plan["allocation"] else "-"
+        return int(min(row["kv_bytes"] for row in plan["memory"]))
+    return int(plan["allocation"]["bytes"]) if plan["allocation"] else None
 
 
 def _costs(plans: list[Plain]) -> Grid:

@@ -8,6 +8,7 @@ from kvplan.render.grid import KeyValues
 from kvplan.units import gib
 
 Plain = dict[str, Any]
+TITLE = "Speed, modelled"
 
 
 def speed_part(plan: Plain) -> KeyValues:
@@ -15,7 +16,7 @@ def speed_part(plan: Plain) -> KeyValues:
     rows = _decode(plan["decode"], plan["inputs"]["data_parallel_size"] > 1) if plan["decode"] else []
     if plan["prefill"]:
         rows.append(_prefill(plan["prefill"]))
-    return KeyValues(rows, title="Speed, modelled")
+    return KeyValues(rows, title=TITLE)
 
 
 def _decode(decode: Plain, replicas: bool) -> list[tuple[str, str, str]]:
@@ -69,9 +70,9 @@ def _prefill(prefill: Plain) -> tuple[str, str, str]:
 
 def duration(seconds: float) -> str:
     """``7.71 ms``, ``2.3 s``, ``45 us``: three digits."""
-    if seconds >= 1:
-        return f"{seconds:,.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+    if seconds >= 0.9995:
+        return f"{seconds:,.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def rate(per_second: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvplan.render.grid import Column, Document, Grid, Title
 from kvplan.render.heatmap import HeatMap
+from kvplan.render.speed import duration
 from kvplan.units import human_bytes
 
 Plain = Mapping[str, Any]
@@ -26,9 +27,11 @@ def shown(name: str, value: Any) -> str:
     if last.endswith("bandwidth"):
         return f"{human_bytes(value)}/s"
     if last.startswith("seconds"):
-        return f"{value * 1e3:,.3g} ms" if value < 100 else f"{value:,.0f} s"
+        return duration(value)
     if isinstance(value, float):
-        return f"{value:g}" if last.endswith("utilization") or last.endswith("fraction") else f"{value:,.2f}"
+        if last.endswith(("utilization", "fraction")):
+            return f"{value:g}"
+        return f"{value:,.{2 if abs(value) < 1000 else 0}f}"
     return f"{value:,}"
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from kvplan.render.svg.parts import Picture
+
 MAX_BAR_CELLS = 100
 NARROWEST = 16
 """The narrowest that a column of prose is squeezed to."""
@@ -88,6 +90,8 @@ class _Pen:
             yield from self.title(part)
         elif isinstance(part, Warnings):
             yield from _listed("warning:", "yellow", part.lines)
+        elif not isinstance(part, KeyValues | Grid | Bar | Notes):
+            yield from self.picture(part)
         elif not part.title:
             yield from self.body(part, self.width)
         else:
@@ -96,6 +100,21 @@ class _Pen:
                 yield _text(part.title, "bold")
             for piece in body:
                 yield Padding(piece, (0, 0, 0, _INDENT))
+
+    def picture(self, part: Picture) -> Iterator[RenderableType]:
+        """A chart as a plot of characters, every other picture as its numbers."""
+        from rich.padding import Padding
+
+        from kvplan.render.svg import Chart, numbers
+
+        if not isinstance(part, Chart):
+            yield from self.part(numbers(part))
+            return
+        from kvplan.render.plot import plot
+
+        yield _text(part.title, "bold")
+        for line in plot(part, self.width - _INDENT, unicode=self.unicode):
+            yield Padding(_joined([_text(run, style) for run, style in line]), (0, 0, 0, _INDENT))
 
     def title(self, part: Title) -> Iterator[Text]:
         text, detail = _text(part.text, "bold"), _text(part.detail, "dim")

@@ -57,8 +57,12 @@ class _Pen:
             lines = self.grid(part)
         elif isinstance(part, Bar):
             lines = self.bar(part)
-        else:
+        elif isinstance(part, Notes):
             lines = self.notes(part)
+        else:
+            from kvplan.render.svg import numbers
+
+            return self.part(numbers(part))
         if not part.title or not lines:
             return lines
         return [self.style(clean(part.title), "bold"), *(f"{' ' * _INDENT}{line}" for line in lines)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from kvplan import load_gpu, load_model
 from kvplan.cli.flags import PLAN
 from kvplan.engines import get_engine
+from kvplan.engines.base import Engine, Settings
 from kvplan.errors import InputError, KvplanError, UnknownNameError
 from kvplan.planning import planner
 from kvplan.planning.drafts import served_model
-from kvplan.planning.evaluate import evaluate
+from kvplan.planning.evaluate import Outcome, evaluate
 from kvplan.planning.planner import fit_length, plan_deployment
 from kvplan.planning.settings import FIT, resolve
 from kvplan.planning.sweep import Base, Sweep, _slices
@@ -124,7 +126,21 @@ def of_plan(base: Base, given_: Mapping[str, Any]) -> dict[str, Any]:
     found["capacity.requests"] = None
     if outcome.pool is not None and outcome.kv_bytes is not None:
         found["capacity.requests"] = engine.requests_at(outcome.stages, resolved, outcome.kv_bytes, tokens)
+        if resolved.shared_prefix_tokens:
+            found["capacity.requests"] = most_that_hold(engine, outcome, resolved)
     return found
+
+
+def most_that_hold(engine: Engine, outcome: Outcome, resolved: Settings) -> int:
+    """Requests of the workload that a replica holds at once, counted up from none by steps that double."""
+    assert outcome.kv_bytes is not None
+    count, step, top = 0, 1 << 20, engine.requests_at(outcome.stages, resolved, outcome.kv_bytes, 1)
+    while step:
+        more = replace(resolved, concurrency=(count + step) * resolved.data_parallel_size)
+        if count + step <= min(top, 1 << 20) and engine.holds(outcome.stages, more, outcome.kv_bytes):
+            count += step
+        step //= 2
+    return count
 
 
 def expected_of(base: Base, given_: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:

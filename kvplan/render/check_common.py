@@ -1,0 +1,97 @@
+"""What every output of a check shares: the promises that are broken, each with its place and its sentence."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any, Literal, NamedTuple
+
+from kvplan.render.grid import clean
+
+LOCK = "lock"
+"""The rule that the lock file makes."""
+
+
+class Broken(NamedTuple):
+    """One thing that fails or warns."""
+
+    level: Literal["error", "warn"]
+    name: str
+    """Deployment, and its workload where it has several."""
+    rule: str
+    metric: str
+    message: str
+    file: str
+    line: int
+    column: int
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same promise, whatever the figures and wherever it stands."""
+        return sha256(f"{self.name}\n{self.rule}".encode()).hexdigest()
+
+
+def broken(result: Mapping[str, Any], base: str = "") -> Iterator[Broken]:
+    """Everything that is not as promised, in the order of the file.
+
+    Args:
+        base: the present folder within the repository, put in front of paths.
+    """
+    for item in result["deployments"]:
+        for found in merged(item):
+            if not found["pass"]:
+                yield Broken(
+                    found["level"], title(item, found), found["rule"], found["metric"], sentence(item, found),
+                    within(base, found["file"]), found["line"], found["column"],
+                )  # fmt: skip
+    for item in result["lock"]:
+        text = clean(item["message"])
+        yield Broken("error", item["name"], LOCK, LOCK, text, within(base, item["file"]), item["line"], item["column"])
+
+
+def merged(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The findings of a deployment; a rule that comes to the same under all of its workloads stands once."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for found in item["findings"]:
+        groups.setdefault(tuple(found[key] for key in ("rule", "file", "line", "column")), []).append(found)
+    kept: list[Mapping[str, Any]] = []
+    for same in groups.values():
+        alike = len({tuple(f[key] for key in ("status", "value", "limit", "message", "fix")) for f in same}) == 1
+        everywhere = len(same) > 1 and len(same) == len(item["workloads"])
+        kept += [{**same[0], "workload": None}] if alike and everywhere else same
+    return kept
+
+
+def title(item: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """``deployment/workload``."""
+    return clean(f"{item['name']}/{found['workload']}" if found["workload"] else item["name"])
+
+
+def sentence(item: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """A finding in words, with what would pass."""
+    fix = f"; `{found['fix']}` passes" if found["fix"] else ""
+    return clean(f"{title(item, found)}: {found['message']}{fix}")
+
+
+def within(base: str, file: str) -> str:
+    """A path from the root of the repository."""
+    return posixpath.normpath(posixpath.join(base, file)) if base else file
+
+
+def plural(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    """A result in one line; a rule that comes to the same under all workloads of a deployment counts once."""
+    found = [f for item in result["deployments"] for f in merged(item)]
+    errors = sum(not f["pass"] and f["level"] == "error" for f in found) + len(result["lock"])
+    warnings = sum(not f["pass"] and f["level"] == "warn" for f in found)
+    parts = [plural(len(result["deployments"]), "deployment"), plural(len(found), "rule")]
+    parts.append(f"{errors:,} broken" if errors else "none broken")
+    parts += [plural(warnings, "warning")] * bool(warnings)
+    for status, text in (("skipped", "without a baseline"), ("new", "new")):
+        count = sum(f["status"] == status for f in found)
+        parts += [f"{count:,} {text}"] * bool(count)
+    return ", ".join(parts)

@@ -1,0 +1,187 @@
+"""The answer of ``kvplan fit``: from its plain data to a document, or to a row a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvplan.render.csvout import cell
+from kvplan.render.grid import Column, Document, Grid, KeyValues, Notes, Part, Title
+from kvplan.render.jsonrows import word
+from kvplan.render.serving import dollars
+from kvplan.render.speed import duration
+
+Plain = Mapping[str, Any]
+_NAMED = 6
+"""GPUs of a reason that are named; the rest are counted."""
+
+
+def fit_report(plain: Plain, *, every: bool = False) -> Document:
+    """Rows, front and failures (the object that ``fit --json`` prints)."""
+    inputs, rows = plain["inputs"], plain["rows"]
+    parts: list[Part] = [Title(f"hardware for {inputs['model']}", _workload(inputs)), _verdict(plain)]
+    if rows:
+        parts.append(_rows(plain, every))
+        parts.append(_cost(rows))
+    if len(plain["front"]) > 1:
+        parts.append(_front(plain["front"]))
+    if plain["failures"]:
+        parts.append(_failures(plain["failures"]))
+    if rows:
+        parts.append(Notes([f"kvplan plan {inputs['source']} {rows[0]['flags']}"], title=_plan_title(rows[0])))
+    return parts
+
+
+def _plan_title(row: Plain) -> str:
+    return (
+        "The plan of the first"
+        if row["copies"] == 1
+        else f"The plan of one of the {row['copies']:,} copies of the first"
+    )
+
+
+def _workload(inputs: Plain) -> str:
+    def lengths(name: str, kind: str) -> str:
+        spread = f" (cv {inputs[f'{kind}_cv']:.2g})" if inputs[f"{kind}_cv"] else ""
+        return f"{inputs[name]:,}{spread}"
+
+    said = [f"{lengths('prompt_tokens', 'prompt')} + {lengths('output_tokens', 'output')} tokens"]
+    if inputs["request_rate"] is not None:
+        said.append(f"{inputs['request_rate']:.4g} requests/s")
+    if inputs["concurrency"] is not None or inputs["request_rate"] is None:
+        said.append(f"{inputs['concurrency'] or 1:,} in flight")
+    said += [f"{name.upper()} {duration(inputs[name])}" for name in ("ttft", "tpot") if inputs[name] is not None]
+    return ", ".join(said)
+
+
+def _verdict(plain: Plain) -> KeyValues:
+    word = "carried" if plain["verdict"]["carries"] else "NOT CARRIED"
+    gpus = f"{plain['gpus_feasible']:,} of {plain['gpus_tried']:,} GPUs"
+    tried = f"{plain['feasible']:,} of {plain['candidates']:,} ways hold, on {gpus}"
+    return KeyValues(
+        [("verdict", word, plain["verdict"]["reason"]), ("tried", ", ".join(plain["inputs"]["engines"]), tried)]
+    )
+
+
+def layout(row: Plain) -> str:
+    """``tp 4, pp 2``; ``1 GPU``."""
+    names = (
+        ("tensor_parallel_size", "tp"), ("pipeline_parallel_size", "pp"), ("data_parallel_size", "dp"),
+        ("decode_context_parallel_size", "dcp"),
+    )  # fmt: skip
+    found = [f"{short} {row[name]}" for name, short in names if row[name] > 1]
+    return " ".join([*found, *(["ep"] if row["enable_expert_parallel"] else [])]) or "-"
+
+
+def _rows(plain: Plain, every: bool) -> Grid:
+    rows = plain["rows"]
+    engines = len({row["engine"] for row in rows}) > 1
+    columns = [
+        Column("", right=True), Column("GPU"), Column("GPUs", right=True), Column("layout"),
+        *([Column("engine")] if engines else []), Column("weights"), Column("cache"), Column("$/h", right=True),
+        Column("$/M out", right=True), Column("TTFT", right=True), Column("TPOT", right=True),
+        Column("margin", right=True),
+    ]  # fmt: skip
+    lines = []
+    for row in rows:
+        shape = layout(row) if row["copies"] == 1 else f"{row['copies']:,} x ({layout(row)})".replace("(-)", "1")
+        lines.append(
+            [
+                str(row["rank"]), row["gpu"], f"{row['gpus']:,}", shape, *([row["engine"]] if engines else []),
+                row["weights"], row["kv_cache"], _money(row["usd_per_hour"]), _money(row["per_million_output_tokens"]),
+                duration(row["ttft_seconds"]), _time(row["tpot_seconds"]), f"{row['margin']:.0%}",
+            ]
+        )  # fmt: skip
+    what = "ways" if every else "the best way of each GPU"
+    left = (plain["feasible"] if every else plain["gpus_feasible"]) - len(rows)
+    more = f"; {left:,} more: --top N" if left > 0 else ""
+    note = "$ of all copies, -: no price known (--price ID=USD); margin: to the tightest of slots, rate and targets"
+    return Grid(columns, lines, title=f"Cheapest first, {what}", note=note + more)
+
+
+def _cost(rows: Sequence[Plain]) -> Part:
+    """Prices with their dates, and why tokens read and written differ."""
+    lines = []
+    for row in {row["price_source"]: row for row in rows if row["price_source"]}.values():
+        gpus = ", ".join(dict.fromkeys(r["gpu"] for r in rows if r["price_source"] == row["price_source"]))
+        date = f", {row['price_date']}" if row["price_date"] else ""
+        lines.append(f"{gpus}: {row['price_source']}{date}")
+    first = rows[0]
+    if first["per_million_output_tokens"] is not None and first["per_million_input_tokens"]:
+        read, written = first["per_million_input_tokens"], first["per_million_output_tokens"]
+        lines.append(
+            f"{first['gpu']}: {dollars(read)} a million input tokens, {dollars(written)} a million output tokens "
+            f"({written / read:.3g} x): decode reads the weights for every token, prefill once a chunk"
+        )
+    return Notes(lines or ["no GPU of these has a price in the catalog: --price ID=USD_PER_HOUR"], title="Prices")
+
+
+def _front(rows: Sequence[Plain]) -> Grid:
+    columns = [
+        Column("GPU"), Column("GPUs", right=True), Column("layout"), Column("weights"), Column("cache"),
+        Column("$/h", right=True), Column("a request", right=True), Column("TTFT", right=True),
+        Column("TPOT", right=True),
+    ]  # fmt: skip
+    lines = [
+        [
+            row["gpu"], f"{row['gpus']:,}", layout(row), row["weights"], row["kv_cache"], _money(row["usd_per_hour"]),
+            duration(row["request_seconds"]), duration(row["ttft_seconds"]), _time(row["tpot_seconds"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return Grid(
+        columns, lines, title="Cost against latency", note="nothing is both cheaper and faster than one of these"
+    )
+
+
+def _failures(failures: Sequence[Plain]) -> Grid:
+    columns = [
+        Column("GPUs", right=True),
+        Column("why not"),
+        Column("nearest"),
+        Column("by", wrap=True),
+        Column("which", wrap=True),
+    ]
+    lines = []
+    for failure in failures:
+        near = failure["nearest"]
+        names = ", ".join(failure["gpus"][:_NAMED])
+        more = f" and {len(failure['gpus']) - _NAMED:,} more" if len(failure["gpus"]) > _NAMED else ""
+        where = f"{near['gpu']}, {near['layout']}" if near else "-"
+        lines.append(
+            [f"{len(failure['gpus']):,}", failure["reason"], where, near["text"] if near else "-", names + more]
+        )
+    return Grid(columns, lines, title="GPUs that do not carry it")
+
+
+def _money(value: float | None) -> str:
+    return "-" if value is None else dollars(value)
+
+
+def _time(value: float | None) -> str:
+    return "-" if value is None else duration(value)
+
+
+def rows_as_text(plain: Plain, form: str) -> str:
+    """The rows as CSV, or an object a line."""
+    names = _columns(plain["rows"])
+    if form == "jsonl":
+        return "".join(
+            "{" + ", ".join(f"{word(n)}: {word(_value(row, n))}" for n in names) + "}\n" for row in plain["rows"]
+        )
+    lines = [",".join(map(cell, names))]
+    lines += [",".join("" if (v := _value(row, n)) is None else cell(v) for n in names) for row in plain["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(rows: Sequence[Plain]) -> list[str]:
+    """Names of a row's figures; those within another in dots."""
+    names: list[str] = []
+    for name, value in rows[0].items() if rows else ():
+        names += [f"{name}.{part}" for part in value] if isinstance(value, dict) else [name]
+    return names
+
+
+def _value(row: Plain, name: str) -> Any:
+    outer, _, inner = name.partition(".")
+    return row[outer][inner] if inner else row[outer]

@@ -1,0 +1,75 @@
+"""Where the labels in a plot go: beside what they name, clear of each other and, where there is room, of the lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from kvplan.render.svg.elements import FONT, NARROW_FONT, shortened, text, width
+
+_HIGH, _LOW = 13.0, 4.0
+"""How far a label reaches above and below its baseline."""
+
+
+class Box(NamedTuple):
+    """A place on the sheet."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: Box) -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )  # fmt: skip
+
+    def holds(self, point: tuple[float, float]) -> bool:
+        return self.left < point[0] < self.right and self.top < point[1] < self.bottom
+
+
+class Labels:
+    """The labels of one plot, placed one after the other.
+
+    Args:
+        sheet: they stay within it.
+        points: of the lines, which they avoid where another place is free.
+    """
+
+    def __init__(self, sheet: Box, points: Iterable[tuple[float, float]]) -> None:
+        self.sheet = sheet
+        self.points = list(points)
+        self.placed: list[Box] = []
+
+    def place(self, words: str, places: Sequence[tuple[float, float, str]], class_: str) -> str:
+        """The label at the best of `places`: (x, baseline, ``start`` or ``end``)."""
+        best = min(range(len(places)), key=lambda i: (self._cost(words, places[i]), i))
+        x, y, anchor = places[best]
+        self.placed.append(_box(words, places[best]))
+        room = (x - self.sheet.left) if anchor == "end" else (self.sheet.right - x)
+        return text(x, y, shortened(words, max(room, 40)), anchor=None if anchor == "start" else anchor, class_=class_)
+
+    def _cost(self, words: str, place: tuple[float, float, str]) -> float:
+        box, wide = _box(words, place), _box(words, place, NARROW_FONT / FONT)
+        cost = 100.0 * sum(box.meets(other) for other in self.placed)
+        cost += sum(box.holds(point) for point in self.points)
+        outside = wide.left < self.sheet.left or wide.right > self.sheet.right
+        return cost + 1000.0 * (outside or box.top < self.sheet.top or box.bottom > self.sheet.bottom)
+
+
+def _box(words: str, place: tuple[float, float, str], scale: float = 1.1) -> Box:
+    x, y, anchor = place
+    long = width(words) * FONT / NARROW_FONT * scale
+    left = x - long if anchor == "end" else x
+    return Box(left, y - _HIGH, left + long, y + _LOW)
+
+
+def along(places: Sequence[tuple[float, float]], step: float = 6.0) -> Iterable[tuple[float, float]]:
+    """Points on the way from each of `places` to the next, about `step` apart."""
+    for (x0, y0), (x1, y1) in pairwise(places):
+        count = max(1, int(max(abs(x1 - x0), abs(y1 - y0)) / step))
+        yield from ((x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count) for i in range(count + 1))
