@@ -10,6 +10,8 @@ Reads the id, repository and aliases of each file in ``models/`` and ``kvplan/da
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -153,9 +155,11 @@ def render(models_root: Path, gpus_root: Path, extra: dict[str, Any]) -> str:
     gpus = {p.stem: read(p) for p in in_order(gpus_root)}
     homes = {p.stem: f"{p.parent.name} {gpus[p.stem]['datasheet_gb']}" for p in in_order(gpus_root)}
     names, variants = model_names(models, extra)
+    version = version_of({"models": models, "gpus": gpus})
     either = "dict[str, str | tuple[str, ...]]"
     return HEAD + "\n".join(
         [
+            "# of what the files say, in whatever form they are shipped", f'VERSION = "{version}"\n',
             "# id -> folder and publisher", literal("MODELS", "dict[str, str]", places),
             "# other keys -> id, or the ids that share it", literal("MODEL_NAMES", either, names),
             "# checkpoints that differ in a field -> (id, that field)",
@@ -165,6 +169,12 @@ def render(models_root: Path, gpus_root: Path, extra: dict[str, Any]) -> str:
             literal("GPU_NAMES", either, gpu_names(gpus)),
         ]
     ).rstrip("\n") + "\n"  # fmt: skip
+
+
+def version_of(catalog: dict[str, Any]) -> str:
+    """Twelve hexadecimal digits that change whenever a figure, a name or a note does."""
+    text = json.dumps(catalog, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def main(argv: list[str] | None = None) -> int:

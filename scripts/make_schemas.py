@@ -28,12 +28,21 @@ OUTPUTS: dict[str, tuple[str, str, str]] = {
     "kvplan.plan/1": ("kvplan.planning.plan", "Plan", "kvplan plan"),
     "kvplan.plans/1": ("kvplan.planning.side_by_side", "SideBySide", "kvplan plan --engine all"),
     "kvplan.explain/1": ("kvplan.planning.explain", "Explanation", "kvplan explain"),
+    "kvplan.sweep/1": ("kvplan.planning.sweep_document", "SweepDocument", "kvplan sweep"),
+    "kvplan.compare/1": ("kvplan.planning.compare", "Comparison", "kvplan compare"),
+    "kvplan.fit/1": ("kvplan.planning.fit.result", "Fit", "kvplan fit"),
     "kvplan.log/1": ("kvplan.planning.log_report", "LogReport", "kvplan log"),
+    "kvplan.trace/1": ("kvplan.simulate.documents", "Description", "kvplan trace describe"),
+    "kvplan.simulation/1": ("kvplan.simulate.documents", "Simulation", "kvplan simulate"),
+    "kvplan.simulations/1": ("kvplan.simulate.documents", "Simulations", "kvplan simulate --vary"),
 }
 """schema -> (module, named tuple, the command that prints it)."""
 
 NAMESPACES = (
     "kvplan.planning.speed.figures",
+    "kvplan.planning.cost",
+    "kvplan.planning.prefix",
+    "kvplan.planning.workload",
     "kvplan.planning.no_cache",
     "kvplan.engines.base",
     "kvplan.planning.evaluate",
@@ -97,7 +106,9 @@ class Schemas:
                 "type": "object",
                 "description": first_line(kind),
                 "properties": properties,
-                "required": list(kind._fields),
+                "required": [
+                    f for f in kind._fields if f not in getattr(sys.modules[kind.__module__], "OPTIONAL_KEYS", ())
+                ],
             }
         return {"$ref": f"#/$defs/{kind.__name__}"}
 

@@ -25,6 +25,9 @@ COMMANDS = [
     ["plan", "gemma-3-27b", "--gpu", "rtx-4090", "--engine", "llama.cpp", "-c", "8192"],
     ["plan", "qwen3-8b", "--gpu", "m3-max-128gb", "--engine", "mlx"],
     ["plan", "qwen3-8b", "--gpu", "h100-sxm", "--engine", "all"],
+    ["plan", "qwen3-32b", "--gpu", "h200-sxm", "--prompt-tokens", "4K", "--shared-prefix-tokens", "1K"],
+    ["sweep", "llama-3.1-8b", "--gpu", "h100-sxm", "--vary", "tp=1,3", "--vary", "concurrency=1..4", "--figure", "all"],
+    ["compare", "llama-3.1-8b", "deepseek-v3", "--gpu", "h200-sxm"],
     ["explain", "gpt-oss-120b"],
     ["explain", "falcon-mamba-7b", "--no-cache", "--max-model-len", "8K"],
 ]

@@ -53,6 +53,11 @@ def deployment(
     settings, origins = _settings(log, name, chosen, given)
     if found is not None:
         _weights(log, found, settings, origins, name, given)
+        if weights_open(log, found, settings):
+            warnings.append(
+                f"the log does not say how {found.id} is stored (no file type line): its weights are planned in "
+                f"{found.dtype} (--weights q4_k_m, or the .gguf file as --model)"
+            )
     device = _gpu(log, gpu, warnings)
     return Deployment(
         f"{chosen.name}@{chosen.version}", found, device, settings, origins, [*chosen.warnings, *warnings]
@@ -124,6 +129,12 @@ def _give_way(settings: dict[str, Any], origins: dict[str, str], given: dict[str
         for rival in rivals.get(setting, ()):
             settings.pop(rival, None)
             origins.pop(rival, None)
+
+
+def weights_open(log: Log, model: ModelSpec, settings: dict[str, Any]) -> bool:
+    """Whether nothing says how the weights are stored: a log of llama.cpp without its file type line."""
+    local = log.engine in ("llama.cpp", "ollama")
+    return local and "weights" not in settings and not getattr(model, "file_bytes", False)
 
 
 def _weights(

@@ -12,9 +12,14 @@ from kvplan.engines.base import Allocation, Term
 from kvplan.planning.evaluate import Binding
 
 if TYPE_CHECKING:
+    from kvplan.planning.cost import CostFigures
+    from kvplan.planning.prefix import AtPrefix
     from kvplan.planning.speed.figures import DecodeFigures, PrefillFigures
+    from kvplan.planning.workload import ServingFigures
 
 SCHEMA = "kvplan.plan/1"
+OPTIONAL_KEYS = ("cost", "serving")
+"""Keys of the JSON that are there only where they were asked for."""
 
 
 class ModelFigures(NamedTuple):
@@ -109,6 +114,8 @@ class Capacity(NamedTuple):
     min_gpu_memory_utilization: float | None
     total_kv_tokens: int | None
     total_max_concurrency: float | None
+    by_shared_prefix: tuple[AtPrefix, ...] = ()
+    """Against the length of the system prompt; empty without ``--shared-prefix-tokens``."""
 
 
 class Hint(NamedTuple):
@@ -146,11 +153,19 @@ class Plan(NamedTuple):
     """None also where its FLOPs are not known."""
     verdict: Verdict
     warnings: tuple[str, ...]
+    cost: CostFigures | None = None
+    """None: nothing was asked about traffic, targets or prices. The same of `serving`."""
+    serving: ServingFigures | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing that was asked for is missed: it fits, as far as anything says, and targets hold."""
+        return self.verdict.fits is not False and (self.serving is None or self.serving.targets_hold is not False)
 
     def to_dict(self) -> dict[str, Any]:
         """The contract's JSON object, ready for ``json.dumps``."""
         plain: dict[str, Any] = to_plain(self)
-        return plain
+        return plain if self.serving is not None else {k: v for k, v in plain.items() if k not in OPTIONAL_KEYS}
 
 
 def to_plain(value: Any) -> Any:

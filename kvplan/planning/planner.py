@@ -13,17 +13,20 @@ from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import Outcome, evaluate
 from kvplan.planning.kv import kv_figures
 from kvplan.planning.plan import SCHEMA, AtLength, Capacity, KvFigures, ModelFigures, Plan, RankMemory, Verdict
-from kvplan.planning.settings import FIT, resolve, with_length
+from kvplan.planning.settings import FIT, SERVICE, resolve, with_length
 from kvplan.spec.arrays import Number, choose, larger, least
 
 if TYPE_CHECKING:
     from kvplan.planning.calibration import Calibration
+    from kvplan.planning.prefix import AtPrefix
     from kvplan.planning.speed.figures import Speed
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
 LENGTHS = tuple(1024 << i for i in range(0, 12, 2))
 """Lengths in tokens at which the report says how many requests run: 1K, 4K, 16K, ..."""
+_APART = ("calibration", "price")
+"""What is given with the settings and is none."""
 
 
 def plan_deployment(model: ModelSpec, gpu: GpuSpec | None, engine: str, given: dict[str, Any]) -> Plan:
@@ -32,16 +35,33 @@ def plan_deployment(model: ModelSpec, gpu: GpuSpec | None, engine: str, given: d
     Raises:
         KvplanError: nothing could be answered.
     """
+    model, chosen, calibration, outcome, warnings = work_out(model, gpu, engine, given)
+    if all(given.get(name) is None for name in SERVICE):
+        return _assemble(model, gpu, chosen, outcome, warnings, calibration)
+    from kvplan.planning.workload import Traffic, served
+
+    traffic = Traffic(model, gpu, chosen, calibration, given)
+    outcome = traffic.running(outcome)
+    return served(_assemble(model, gpu, chosen, outcome, warnings, calibration), traffic, outcome)
+
+
+def work_out(
+    model: ModelSpec, gpu: GpuSpec | None, engine: str, given: dict[str, Any]
+) -> tuple[ModelSpec, Engine, Calibration | None, Outcome, list[str]]:
+    """(the model as it is served, its engine, measured rates, what `evaluate` finds, warnings).
+
+    Raises:
+        KvplanError: nothing could be answered.
+    """
     chosen = get_engine(engine)
     path = given.get("calibration")
     calibration = read_calibration(path, gpu) if path is not None else None
-    settings, warnings = resolve(model, gpu, chosen, {k: v for k, v in given.items() if k != "calibration"})
+    settings, warnings = resolve(model, gpu, chosen, {k: v for k, v in given.items() if k not in _APART})
     model = served_model(model, chosen, settings)
     if settings.max_model_len == FIT:
         settings = fit_length(model, gpu, chosen, settings)
     warnings += [*chosen.warnings, *chosen.check(model, settings, gpu)]
-    outcome = evaluate(model, gpu, chosen, settings)
-    return _assemble(model, gpu, chosen, outcome, warnings, calibration)
+    return model, chosen, calibration, evaluate(model, gpu, chosen, settings), warnings
 
 
 def read_calibration(path: str, gpu: GpuSpec | None) -> Calibration:
@@ -88,7 +108,7 @@ def _assemble(
         _parameters(model), model.active_parameters, model.confidence,
     )  # fmt: skip
     memory = _memory(gpu, engine, outcome) if gpu is not None and outcome.waterfalls is not None else None
-    capacity = _capacity(engine, outcome) if outcome.kv_bytes is not None else None
+    capacity = _capacity(model, engine, outcome) if outcome.kv_bytes is not None else None
     found, said = hints(model, gpu, engine, outcome), notes(model, gpu, engine, outcome)
     verdict = Verdict(outcome.fits, outcome.reason, outcome.binding, found, said)
     pace = _speed(model, gpu, engine, outcome, calibration)
@@ -179,7 +199,7 @@ def rank_kv_bytes(engine: Engine, settings: Settings, pool: Pool | None, kv_byte
     return [choose(empty, have, used) for have, used in zip(left, pool.used_bytes, strict=True)]
 
 
-def _capacity(engine: Engine, outcome: Outcome) -> Capacity:
+def _capacity(model: ModelSpec, engine: Engine, outcome: Outcome) -> Capacity:
     settings, pool, kv = outcome.settings, outcome.pool, outcome.kv_bytes
     smallest = _smallest_utilization(engine, outcome)
     if pool is None or kv is None:
@@ -190,11 +210,17 @@ def _capacity(engine: Engine, outcome: Outcome) -> Capacity:
     at = tuple(AtLength(n, engine.requests_at(outcome.stages, settings, kv, n)) for n in lengths)
     dp = settings.data_parallel_size
     total = pool.kv_tokens * dp if pool.kv_tokens is not None else None
+    prefixes: tuple[AtPrefix, ...] = ()
+    if settings.shared_prefix_tokens:
+        from kvplan.planning.prefix import by_prefix
+
+        prefixes = by_prefix(model, engine, outcome.stages, settings, kv)
     return Capacity(
         block_size=pool.block_size, num_blocks=pool.num_blocks, kv_tokens=pool.kv_tokens,
         engine_reported_tokens=pool.engine_reported_tokens, max_concurrency=pool.max_concurrency,
         max_single_request_tokens=pool.max_single_request_tokens, at=at, max_num_seqs_allowed=pool.max_num_seqs_allowed,
         min_gpu_memory_utilization=smallest, total_kv_tokens=total, total_max_concurrency=pool.max_concurrency * dp,
+        by_shared_prefix=prefixes,
     )  # fmt: skip
 
 
@@ -210,11 +236,11 @@ def _smallest_utilization(engine: Engine, outcome: Outcome) -> float | None:
 
     def starts(thousandths: int) -> bool:
         tried = replace(settings, gpu_memory_utilization=thousandths / 1000)
-        return all(
-            engine.budget_bytes(f.total_bytes, tried) - (f.budget_bytes - f.available_bytes)
-            >= engine.start_bytes(s, tried)
-            for s, f in zip(outcome.stages, outcome.waterfalls or (), strict=True)
-        )
+        falls = outcome.waterfalls or ()
+        left = tuple(engine.budget_bytes(f.total_bytes, tried) - f.budget_bytes + f.available_bytes for f in falls)
+        if any(have < engine.start_bytes(s, tried) for s, have in zip(outcome.stages, left, strict=True)):
+            return False
+        return bool(engine.pool(outcome.stages, tried, left).starts)
 
     return smallest_thousandth(starts)
 

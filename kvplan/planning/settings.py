@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-COMMON = frozenset(
+SERVICE = frozenset({"request_rate", "ttft", "tpot", "prompt_cv", "output_cv", "price"})
+"""Traffic, its targets and what a GPU costs: with them a plan says what it serves (`kvplan.planning.workload`)."""
+
+COMMON = SERVICE | frozenset(
     {
         "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
         "enable_expert_parallel", "gpus", "max_model_len", "kv_cache_dtype", "weights", "kv_cache_memory_bytes",
@@ -34,6 +37,8 @@ _TEXTS = ("kv_cache_dtype", "weights", "mamba_ssm_cache_dtype")
 _SWITCHES = ("enable_expert_parallel", "enforce_eager", "enable_prefix_caching", "allow_long_max_model_len")
 _SHARES = ("gpu_memory_utilization",)
 _MAY_BE_ZERO = ("shared_prefix_tokens", "output_tokens")
+_AMOUNTS = {"request_rate": 1e9, "ttft": 1e6, "tpot": 1e6, "prompt_cv": 100.0, "output_cv": 100.0}
+"""Amounts above zero (spreads may be 0), and the largest that is not a slip of the hand."""
 
 MAX_WORLD_SIZE = 4096
 """GPUs of the largest deployment that is worked out rank by rank."""
@@ -117,6 +122,12 @@ def _check_range(name: str, value: Any) -> None:
         raise InputError(f"{value!r} is neither True nor False", where=flag_name(name), hint="type True or False")
     if name in _SHARES and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise InputError(f"{value!r} is not a number", where=flag_name(name), hint="type a number such as 0.92")
+    if name in _AMOUNTS:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not (value > 0 or (value == 0 and name.endswith("_cv"))) or value > _AMOUNTS[name]:
+            raise InputError(
+                f"{value!r:.40} is out of range", where=flag_name(name), hint=f"above 0, up to {_AMOUNTS[name]:g}"
+            )
     if name == "gpu_memory_utilization" and not 0 < value <= 1:
         raise InputError(
             f"{value} is not a share of the memory",

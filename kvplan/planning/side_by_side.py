@@ -61,7 +61,7 @@ class SideBySide(NamedTuple):
         """0: it fits under one of them at least (or nothing says), 1: under none, 2: none could answer."""
         if not self.plans:
             return 2
-        return 0 if any(plan.verdict.fits is not False for plan in self.plans) else 1
+        return 0 if any(plan.holds for plan in self.plans) else 1
 
 
 def engine_names(text: str) -> list[str]:

@@ -19,6 +19,11 @@ def check_report(result: Mapping[str, Any], shown: Shown) -> Document:
     """What is broken, line by line as editors and people read it, then the rules with their values."""
     parts: list[Part] = [Title(f"kvplan check: {headline(result)}", result["file"])]
     lines = [f"{b.file}:{b.line}:{b.column}: {_level(b.level)}: {b.message}" for b in broken(result)]
+    lines += [
+        f"{d['file']}:{d['line']}: note: {clean(d['name'])}: every rule holds with `{clean(d['fix'])}`"
+        for d in result["deployments"]
+        if d["fix"]
+    ]
     if lines:
         parts.append(Notes(lines))
     parts += _rules(result, shown)
@@ -41,18 +46,17 @@ def _rules(result: Mapping[str, Any], shown: Shown) -> list[Part]:
     rows = [
         (
             _status(f), title(d, f), f["rule"], _value(shown, f["kind"], f["value"]),
-            _value(shown, f["kind"], f["limit"]), f["fix"] or "",
+            _value(shown, f["kind"], f["limit"]),
         )
         for d, f in some[: MAX_ROWS * 4]
     ]  # fmt: skip
     columns = [
         Column(""), Column("deployment"), Column("rule", wrap=True), Column("value", right=True),
-        Column("limit", right=True), Column("passes with", wrap=True),
+        Column("limit", right=True, optional=True),
     ]  # fmt: skip
-    columns = columns if any(row[5] for row in rows) else columns[:5]
     left = len(every) - len(rows)
     note = f"{plural(left, 'rule')} more: --format json has all" if left else ""
-    return [Grid(columns, [row[: len(columns)] for row in rows], "Rules", note)]
+    return [Grid(columns, rows, "Rules", note)]
 
 
 def _status(found: Mapping[str, Any]) -> str:

@@ -78,8 +78,9 @@ def _rows(plain: Plain, every: bool) -> Grid:
     engines = len({row["engine"] for row in rows}) > 1
     columns = [
         Column("", right=True), Column("GPU"), Column("GPUs", right=True), Column("layout"),
-        *([Column("engine")] if engines else []), Column("weights"), Column("cache"), Column("$/h", right=True),
-        Column("$/M out", right=True), Column("TTFT", right=True), Column("TPOT", right=True),
+        *([Column("engine")] if engines else []), Column("weights"), Column("cache", optional=True),
+        Column("$/h", right=True),
+        Column("$/M out", right=True, optional=True), Column("TTFT", right=True), Column("TPOT", right=True),
         Column("margin", right=True),
     ]  # fmt: skip
     lines = []
@@ -140,7 +141,7 @@ def _failures(failures: Sequence[Plain]) -> Grid:
         Column("why not"),
         Column("nearest"),
         Column("by", wrap=True),
-        Column("which", wrap=True),
+        Column("which", wrap=True, optional=True),
     ]
     lines = []
     for failure in failures:

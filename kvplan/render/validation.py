@@ -86,14 +86,15 @@ def _nvml(known: Plain) -> list[tuple[str, str, str]]:
 
 def _grid(title: str, rows: list[Plain]) -> Grid:
     columns = [
-        Column("quantity"), Column("predicted", right=True), Column("measured", right=True),
+        Column("quantity", wrap=True), Column("predicted", right=True), Column("measured", right=True),
         Column("error", right=True), Column("verdict"), Column("tolerance", right=True, optional=True),
         Column("spread", right=True, optional=True), Column("how", wrap=True, optional=True),
     ]  # fmt: skip
     cells = [
         (
             row["name"], amount(row["predicted"], row["unit"]), amount(row["measured"], row["unit"]),
-            _error(row), {True: "ok", False: "OFF", None: "-"}[row["pass"]], _tolerance(row), _spread(row), row["note"],
+            error_text(row), {True: "ok", False: "OFF", None: "-"}[row["pass"]], _tolerance(row), _spread(row),
+            row["note"],
         )
         for row in rows
     ]  # fmt: skip
@@ -117,7 +118,8 @@ def amount(value: float | None, unit: str) -> str:
     return f"{value:.4g}"
 
 
-def _error(row: Plain) -> str:
+def error_text(row: Plain) -> str:
+    """How far the measured figure lies from the predicted one, for people."""
     error = row["error"]
     if error is None:
         return "-"
@@ -131,7 +133,9 @@ def _tolerance(row: Plain) -> str:
     if tolerance is None:
         return "-"
     sign = {"equal": "", "at_least": "-", "at_most": "+"}[row["sense"]]
-    return "exact" if tolerance == 0 and row["sense"] == "equal" else f"{sign}{tolerance:.3g}"
+    if tolerance == 0:
+        return "exact" if row["sense"] == "equal" else "bound"
+    return f"{sign}{tolerance:.3g}"
 
 
 def _spread(row: Plain) -> str:

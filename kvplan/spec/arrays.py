@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import reduce
 from math import ceil
+from math import log as logarithm
 from typing import Any, TypeAlias
 
 Number: TypeAlias = Any
@@ -77,6 +78,15 @@ def opposite(condition: Any) -> Any:
 def whole(value: Number) -> Number:
     """`value` without its fraction."""
     return value.astype("int64") if is_array(value) else int(value)
+
+
+def log(value: Number) -> Number:
+    """The natural logarithm, element by element."""
+    if not is_array(value):
+        return logarithm(value)
+    import numpy
+
+    return numpy.log(value)
 
 
 def ceiling(value: Number) -> Number:

@@ -21,9 +21,10 @@ from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import evaluate
 from kvplan.planning.plan import Plan
 from kvplan.planning.settings import resolve
-from kvplan.planning.speed import decode, prefill, serving
+from kvplan.planning.speed import decode, load, prefill, speculation
 from kvplan.planning.speed import work as of
 from kvplan.planning.speed.figures import Setup, setup
+from kvplan.planning.speed.profile import Lengths, profile
 from kvplan.planning.speed.rates import join
 from kvplan.spec.formats import format_names
 from kvplan.spec.gpu import GpuSpec
@@ -227,7 +228,8 @@ def test_arrays_give_what_single_numbers_give(name: str) -> None:
     batches, contexts = np.array([1, 7, 64, 512]), np.array([1, 300, 5000, 100_000])
     grid = decode.step(made.works, made.rates, made.layout, batches, contexts)
     prompts = prefill.prompt(made.works, made.rates, made.layout, contexts, 8192)
-    steady = serving.steady(made, batches, contexts, 256)
+    traffic = profile(made, Lengths(1000, 256))
+    steady = load.in_loop(traffic, batches, 1000)
     assert prompts is not None
     for i, (batch, context) in enumerate(zip(batches.tolist(), contexts.tolist(), strict=True)):
         one = decode.step(made.works, made.rates, made.layout, batch, context)
@@ -238,7 +240,10 @@ def test_arrays_give_what_single_numbers_give(name: str) -> None:
         assert alone is not None
         assert prompts.seconds[i] == pytest.approx(alone.seconds)
         assert prompts.flops[i] == pytest.approx(alone.flops)
-        assert steady.seconds_per_step[i] == pytest.approx(serving.steady(made, batch, context, 256).seconds_per_step)
+        single = load.in_loop(traffic, batch, 1000)
+        assert [steady.seconds_per_step[i], steady.seconds_to_first_token[i]] == pytest.approx(
+            [single.seconds_per_step, single.seconds_to_first_token], rel=1e-3
+        )
 
 
 def test_tensor_parallel_steps_pay_for_messages() -> None:
@@ -264,22 +269,12 @@ def test_a_pipeline_serves_a_batch_in_micro_batches() -> None:
     assert 3 < piped / top <= 4
 
 
-def test_a_steady_load_shares_steps_between_prompts_and_decode() -> None:
-    made = deployment(engine="vllm")
-    light, heavy = serving.steady(made, 64, 16, 1024), serving.steady(made, 64, 4096, 64)
-    assert light.seconds_per_step < heavy.seconds_per_step
-    assert light.decoding == pytest.approx(64, rel=0.01)
-    assert heavy.decoding + heavy.prefill_tokens <= made.chunk
-    assert serving.steady(made, 64, 4096, 64, shared=4000).requests_per_second > heavy.requests_per_second
-    assert light.requests_per_second * 1024 == pytest.approx(light.output_tokens_per_second)
-
-
 def test_expected_tokens_of_speculation() -> None:
-    assert serving.expected_tokens(0.0, 4) == 1
-    assert serving.expected_tokens(0.5, 2) == 1 + 0.5 + 0.25
+    assert speculation.expected_tokens(0.0, 4) == 1
+    assert speculation.expected_tokens(0.5, 2) == 1 + 0.5 + 0.25
     made = deployment(engine="vllm")
-    assert 1 <= serving.break_even(made, 1, 512, 4) < 1.1
-    assert serving.break_even(made, 512, 512, 4) > 2
+    assert 1 <= speculation.break_even(made, 1, 512, 4) < 1.1
+    assert speculation.break_even(made, 512, 512, 4) > 2
 
 
 # ---- gaps ----

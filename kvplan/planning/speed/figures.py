@@ -146,7 +146,7 @@ def speed(
         notes.append(f"no FLOPs figure for {gpu.id}: decode is memory alone, and prefill is left out")
     spoken, decoded = engine.speculation(outcome.settings), _decode(found, outcome.settings)
     if spoken is not None:
-        from kvplan.planning.speed.serving import break_even
+        from kvplan.planning.speed.speculation import break_even
 
         drafts = spoken.tokens or len(model.draft_layers) or 1
         pays = break_even(found, decoded.batch, decoded.context, drafts)

@@ -1,0 +1,116 @@
+"""Candidates that start, all of them at once: can they meet the targets, with how many copies, and how is it then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+
+from kvplan.planning.fit.screen import CARRIES, LIMIT, TARGETS
+from kvplan.planning.fit.stack import some_of
+from kvplan.planning.speed import load
+
+if TYPE_CHECKING:
+    from kvplan.planning.fit.ask import Ask
+    from kvplan.planning.speed.batching import Steady
+    from kvplan.planning.speed.profile import Profile
+
+_ROUNDS = 3
+"""Copies that are added, one at a time, where rounding left a target missed."""
+_MOST_COPIES = 1 << 20
+NAMES = ("ttft", "tpot", "concurrency")
+"""The targets on single requests, in the order of `Judged.which`."""
+
+
+class Judged(NamedTuple):
+    """One entry a candidate."""
+
+    reached: Any
+    """`TARGETS`, `LIMIT` or `CARRIES`."""
+    miss: Any
+    """Where it fails: seconds over the target for a request that is alone, or GPUs over the most."""
+    which: Any
+    """Index into `NAMES` of that target."""
+    floor: Any
+    """Seconds of that request."""
+    floor_ttft: Any
+    floor_tpot: Any
+    copies: Any
+    """Independent copies of the layout."""
+    ttft: Any
+    tpot: Any
+    request: Any
+    """Seconds from a request's arrival to its last token."""
+    in_flight: Any
+    """Of one replica."""
+    slots: Any
+
+
+def judge(ask: Ask, made: Profile, slots: Any, world: Any, dp: Any) -> Judged:
+    """What becomes of the candidates of a joined profile.
+
+    Args:
+        slots: requests that one replica runs at once.
+        world: GPUs of one copy.
+        dp: replicas of one copy.
+    """
+    many, lengths = len(slots), made.lengths
+    single = load.alone(made)
+    limits = (ask.limits.ttft, ask.limits.tpot if lengths.steps else None, ask.limits.request)
+    floors = [single.seconds_to_first_token, single.seconds_per_step, single.request_seconds(lengths)]
+    factors = numpy.array(
+        [f / limit if limit is not None else numpy.zeros(many) for f, limit in zip(floors, limits, strict=True)]
+    )
+    which = factors.argmax(axis=0)
+    miss = factors.max(axis=0)
+    reached, copies = numpy.full(many, TARGETS), numpy.ones(many, numpy.int64)
+    figures = {name: numpy.full(many, numpy.nan) for name in ("ttft", "tpot", "request", "in_flight")}
+    rows = numpy.flatnonzero(miss <= 1)
+    if len(rows):
+        count, state, good = _loaded(ask, some_of(made, rows), slots[rows] * 1.0, dp[rows])
+        copies[rows] = count
+        reached[rows] = numpy.where(good, CARRIES, TARGETS)
+        figures["ttft"][rows], figures["tpot"][rows] = state.seconds_to_first_token, state.seconds_per_step
+        figures["request"][rows], figures["in_flight"][rows] = state.request_seconds(lengths), state.in_flight
+    if ask.max_gpus is not None:
+        over = (reached == CARRIES) & (copies * world > ask.max_gpus)
+        reached = numpy.where(over, LIMIT, reached)
+        miss = numpy.where(over, copies * world / ask.max_gpus, miss)
+    floor = numpy.array(floors)[which, numpy.arange(many)]
+    return Judged(
+        reached, miss, which, floor, floors[0], floors[1], copies, slots=slots, **figures
+    )  # fmt: skip
+
+
+def _loaded(ask: Ask, made: Profile, slots: Any, dp: Any) -> tuple[Any, Steady, Any]:
+    """(copies, the steady state of one replica of one copy, whether the targets hold)."""
+    wanted, rate = ask.concurrency or 1, ask.request_rate
+    if rate is not None:
+        most = load.carried(made, slots, ask.limits).requests_per_second * dp
+        copies = _ceil(rate / numpy.maximum(most, 1e-300))
+        if ask.concurrency is not None:
+            copies = numpy.maximum(copies, _ceil(wanted / (slots * dp)))
+    else:
+        each = load.loops_carried(made, slots, ask.limits) * dp
+        copies = _ceil(wanted / numpy.maximum(each, 1e-300))
+    possible = copies < _MOST_COPIES
+    copies = numpy.where(possible, copies, 1)
+    for _ in range(_ROUNDS):
+        if rate is not None:
+            share = rate / copies / dp
+            state = load.at_rate(made, share, slots)
+            good = (state.requests_per_second >= share * (1 - 1e-5)) & (state.in_flight < slots)
+        else:
+            running = _ceil(_ceil(wanted / copies) / dp)
+            state = load.in_loop(made, running, slots)
+            good = running <= slots
+        good = good & ask.limits.met(state, made.lengths)
+        if good[possible].all():
+            break
+        copies = numpy.where(good | ~possible, copies, copies + 1)
+    return copies, state, good & possible
+
+
+def _ceil(values: Any) -> Any:
+    least = numpy.ceil(numpy.minimum(values, _MOST_COPIES) - 1e-9)
+    return numpy.maximum(least, 1).astype(numpy.int64)

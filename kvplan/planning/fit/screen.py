@@ -1,0 +1,335 @@
+"""Candidates on many GPUs at once: which start, and with how many requests.
+
+Bytes of weights and cache do not depend on the GPU, and what the engine spends beside them depends on little of it
+(`Screen._keys`): both are worked out once for devices that have these in common, by the functions that plan a
+single one. What is left for the cache is then an array, one entry a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+
+from kvplan.engines import get_engine
+from kvplan.errors import KvplanError
+from kvplan.planning.drafts import served_model
+from kvplan.planning.evaluate import build_stages, weights_term
+from kvplan.planning.fit.candidates import Layout, has_experts
+from kvplan.planning.fit.stack import RatesOf, taken
+from kvplan.planning.settings import COMMON, resolve
+from kvplan.planning.speed import decode
+from kvplan.planning.speed.figures import Setup, chunk_tokens
+from kvplan.planning.speed.profile import Lengths, Profile, profile
+from kvplan.planning.speed.work import stage_work
+from kvplan.planning.weights import weight_format
+from kvplan.planning.workload import slots_of
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Engine, Settings, Stage
+    from kvplan.planning.fit.ask import Ask
+    from kvplan.planning.weights import RoleWeights, WeightFormat
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+_SHARING = frozenset({"vllm", "generic"})
+"""Engines that look at no more of a device than `Screen._keys` does, once its settings are chosen."""
+REFUSED, NO_FIGURES, WEIGHTS, CACHE, TARGETS, LIMIT, CARRIES = range(7)
+"""How far a GPU comes."""
+
+
+class Case(NamedTuple):
+    """What is tried on a GPU."""
+
+    engine: str
+    weights: str
+    cache: str
+    layout: Layout
+
+    def settings(self) -> dict[str, Any]:
+        """As `plan_deployment` takes them."""
+        formats = {"weights": self.weights, "kv_cache_dtype": self.cache}
+        return self.layout.settings() | {name: value for name, value in formats.items() if value != "auto"}
+
+
+class Failed(NamedTuple):
+    """A case that does not start on some GPUs."""
+
+    case: Case
+    gpus: list[GpuSpec]
+    reached: Any
+    """`REFUSED` to `CACHE`, one entry a GPU (or one for all)."""
+    miss: Any
+    """Bytes needed over bytes there."""
+    why: str
+
+
+class Started(NamedTuple):
+    """A case that starts on some GPUs."""
+
+    case: Case
+    gpus: list[GpuSpec]
+    slots: Any
+    """Requests that one replica runs at once, one entry a GPU."""
+    profile: Profile
+
+
+class Structure(NamedTuple):
+    """Ranks of a layout with weights in one format."""
+
+    model: ModelSpec
+    weights: WeightFormat
+    stages: tuple[Stage, ...]
+    roles: tuple[tuple[RoleWeights, ...], ...]
+
+
+class _Memory(NamedTuple):
+    """Bytes on GPUs, one entry each."""
+
+    kv: list[Any]
+    """Left for the cache, stage by stage."""
+    heaviest: Any
+    """Weights of the heaviest rank."""
+    budgets: Any
+    needed: Any
+    """Weights and all that is spent beside them, of the rank that needs most."""
+
+
+class _Group(NamedTuple):
+    """Devices that are planned alike but for their bytes and rates: their rows in `Screen.gpus`."""
+
+    rows: Any
+    settings: Settings
+
+
+class Screen:
+    """A model under one engine on some GPUs.
+
+    Args:
+        name: of the engine, with its version as asked for.
+    """
+
+    def __init__(self, model: ModelSpec, name: str, gpus: Sequence[GpuSpec], ask: Ask) -> None:
+        self.model, self.name, self.ask = model, name, ask
+        self.gpus = list(gpus)
+        self.engine: Engine = get_engine(name)
+        known = COMMON | self.engine.settings
+        self.given = {"max_model_len": ask.longest} | {k: v for k, v in ask.settings.items() if k in known}
+        self.given |= {"prompt_tokens": ask.lengths.prompt, "output_tokens": ask.lengths.output}
+        self.rates = RatesOf(self.engine, self.gpus)
+        self.body = "routed_experts" if has_experts(model) else "dense_ffn"
+        self._chosen: dict[Any, Settings] = {}
+        self._structures: dict[tuple[str, Layout], Structure | str] = {}
+        self._has_states = any(mixer.states() for _, mixer in model.mixers())
+        self._bytes = numpy.array([gpu.device_bytes for gpu in gpus], numpy.int64)
+
+    def run(self, case: Case, rows: Any) -> Iterator[Failed | Started]:
+        """The case on the GPUs `rows`, group by group."""
+        families: dict[Any, list[_Group]] = {}
+        structure: Structure | str = ""
+        rows, lost = self._too_heavy(case, rows)
+        if lost is not None:
+            yield lost
+        for members in self._groups(rows):
+            gpus = [self.gpus[i] for i in members]
+            settings = self._settings(case, gpus[0], self._keys[members[0]])
+            structure = self._structure(case, settings) if not isinstance(settings, str) else settings
+            if isinstance(settings, str) or isinstance(structure, str):
+                yield Failed(case, gpus, REFUSED, 1.0, str(structure))
+                continue
+            formats = self.engine.kv_formats(structure.model, settings)
+            families.setdefault((formats, settings.enforce_eager), []).append(_Group(members, settings))
+        for groups in families.values():
+            found = self._structure(case, groups[0].settings)
+            assert not isinstance(found, str)  # or there were no groups
+            yield from self._family(case, found, groups)
+
+    def _too_heavy(self, case: Case, rows: Any) -> tuple[Any, Failed | None]:
+        """(devices that may hold a rank's weights, those that cannot): most are told by their size alone."""
+        settings = self._settings(case, self.gpus[rows[0]], self._keys[rows[0]])
+        structure = settings if isinstance(settings, str) else self._structure(case, settings)
+        if isinstance(structure, str):
+            return rows, None
+        heaviest = max(stage.weights_bytes for stage in structure.stages)
+        light = self._bytes[rows] >= heaviest
+        if light.all():
+            return rows, None
+        lost = numpy.asarray(rows)[~light]
+        failed = Failed(case, [self.gpus[row] for row in lost], WEIGHTS, heaviest / self._bytes[lost], "")
+        return numpy.asarray(rows)[light].tolist(), failed
+
+    def _groups(self, rows: Any) -> list[list[int]]:
+        found: dict[Any, list[int]] = {}
+        for row in rows:
+            found.setdefault(self._keys[row], []).append(row)
+        return list(found.values())
+
+    @cached_property
+    def _keys(self) -> list[Any]:
+        """Of each GPU, what devices must have in common to be planned alike.
+
+        An engine looks at a device when it chooses settings, and at vendor, generation and link when it counts what
+        it spends; the rows that are shown are planned anew, so that nothing rests on this alone.
+        """
+        found: list[Any] = []
+        for row, gpu in enumerate(self.gpus):
+            key: Any = row
+            if self.engine.name in _SHARING:
+                settings = self._settings(Case(self.name, "auto", "auto", Layout()), gpu)
+                if not isinstance(settings, str):
+                    generation = (gpu.compute_capability or "").partition(".")[0]
+                    key = (gpu.vendor, generation, gpu.interconnect == "nvlink", _settings_key(settings))
+            found.append(key)
+        return found
+
+    def _resolved(self, case: Case, gpu: GpuSpec, key: Any) -> Settings:
+        """The settings of a case. Engines of `_SHARING` choose alike for all layouts whose ranks keep whole tokens.
+
+        Raises:
+            KvplanError: it is refused.
+        """
+        plain = case.layout.dcp == 1 and not case.layout.expert_parallel
+        known = (case.weights, case.cache, key)
+        if key is not None and plain and known in self._chosen:
+            tp, pp, dp, *_ = case.layout
+            return replace(
+                self._chosen[known], tensor_parallel_size=tp, pipeline_parallel_size=pp, data_parallel_size=dp,
+                gpus=case.layout.world,
+            )  # fmt: skip
+        settings, _ = resolve(self.model, gpu, self.engine, self.given | case.settings())
+        if key is not None and plain and self.engine.name in _SHARING:
+            self._chosen[known] = settings
+        return settings
+
+    def _settings(self, case: Case, gpu: GpuSpec, key: Any = None) -> Settings | str:
+        """The settings of a case, checked; or why it is refused."""
+        try:
+            settings = self._resolved(case, gpu, key)
+            structure = self._structure(case, settings)
+            if isinstance(structure, str):
+                return structure
+            self.engine.check(structure.model, settings, gpu)
+        except KvplanError as error:
+            return str(error)
+        return settings
+
+    def _structure(self, case: Case, settings: Settings) -> Structure | str:
+        key = (case.weights, case.layout)
+        if key not in self._structures:
+            try:
+                model = served_model(self.model, self.engine, settings)
+                weights = weight_format(model, settings.weights)
+                self._structures[key] = Structure(model, weights, *build_stages(model, self.engine, settings, weights))
+            except KvplanError as error:
+                self._structures[key] = str(error)
+        return self._structures[key]
+
+    def _family(self, case: Case, structure: Structure, groups: list[_Group]) -> Iterator[Failed | Started]:
+        """Groups whose cache is stored alike."""
+        settings = groups[0].settings
+        formats = self.engine.kv_formats(structure.model, settings)
+        rates, known = self.rates.stacked(structure.weights.of(self.body), formats.k, settings)
+        rows: list[int] = []
+        slots: list[Any] = []
+        chunks: list[int] = []
+        alike: dict[Any, list[tuple[Settings, list[int], _Memory]]] = {}
+        for group in groups:
+            seeing = [row for row in group.rows if known[row]]
+            blind = [self.gpus[row] for row in group.rows if not known[row]]
+            if blind:
+                yield Failed(case, blind, NO_FIGURES, 1.0, "no figure for its FLOPs or its bandwidth")
+            if not seeing:
+                continue
+            memory = self._memory(structure, group.settings, seeing)
+            alike.setdefault(_settings_key(group.settings), []).append((group.settings, seeing, memory))
+        for parts in alike.values():
+            chosen, seen = parts[0][0], [row for _, some, _ in parts for row in some]
+            kv, heaviest, budgets, needed = (
+                [numpy.concatenate(each) for each in zip(*(m.kv for _, _, m in parts), strict=True)],
+                *(numpy.concatenate([m[i] for _, _, m in parts]) for i in (1, 2, 3)),
+            )
+            count = numpy.zeros(len(seen), numpy.int64)
+            some = numpy.flatnonzero(numpy.minimum.reduce(kv) > 0)
+            if len(some):
+                count[some] = self._slots(structure, chosen, [have[some] for have in kv])
+            lost, kept = numpy.flatnonzero(count < 1), numpy.flatnonzero(count >= 1)
+            if len(lost):
+                start = max(int(self.engine.start_bytes(stage, chosen)) for stage in structure.stages)
+                heavy = heaviest[lost] > budgets[lost]
+                miss = numpy.where(heavy, heaviest[lost], needed[lost] + start) / budgets[lost]
+                yield Failed(case, [self.gpus[seen[i]] for i in lost], numpy.where(heavy, WEIGHTS, CACHE), miss, "")
+            rows += [seen[i] for i in kept]
+            slots.append(count[kept])
+            chunks += [chunk_tokens(chosen)] * len(kept)
+        if rows and rates is not None:
+            works = tuple(
+                stage_work(structure.model, stage, roles, formats, settings)
+                for stage, roles in zip(structure.stages, structure.roles, strict=True)
+            )
+            layout = decode.Layout(case.layout.tp, case.layout.pp, case.layout.dp, case.layout.expert_parallel)
+            chunk: Any = numpy.array(chunks, dtype=float)
+            made = profile(Setup(works, taken(rates, rows), layout, chunk), self._lengths(structure, settings))
+            yield Started(case, [self.gpus[row] for row in rows], numpy.concatenate(slots), made)
+
+    def _lengths(self, structure: Structure, settings: Settings) -> Lengths:
+        """The workload with its common prefix as the engine finds it."""
+        shared = self.engine.shared_prefix_tokens(structure.model, settings) if settings.shared_prefix_tokens else 0
+        return self.ask.lengths._replace(shared=int(shared))
+
+    def _memory(self, structure: Structure, settings: Settings, rows: list[int]) -> _Memory:
+        """What is left for the cache on each GPU."""
+        engine, stages, gpu = self.engine, structure.stages, self.gpus[rows[0]]
+        spent: dict[Any, tuple[int, int]] = {}
+        keys = [(stage.weights_bytes, stage.first, stage.last, stage.spec.num_layers) for stage in stages]
+        for key, stage in zip(keys, stages, strict=True):
+            if key not in spent or engine.name not in _SHARING:
+                beside = sum(t.bytes for t in engine.terms(stage, structure.model, settings, gpu))
+                spent[key] = weights_term(stage.weights_bytes, structure.weights).bytes, beside
+        held = self._bytes[rows]
+        budgets = numpy.array([int(engine.budget_bytes(size, settings)) for size in held.tolist()], numpy.int64)
+        given = settings.kv_cache_memory_bytes
+        if given is None:
+            kv = [budgets - sum(spent[key]) for key in keys]
+        else:
+            kv = [numpy.where(held - sum(spent[key]) >= given, given, 0) for key in keys]
+        heaviest, most = max(own for own, _ in spent.values()), max(map(sum, spent.values()))
+        every = numpy.ones(len(rows))
+        return _Memory(kv, heaviest * every, budgets * 1.0, most * every)
+
+    def _starts(self, structure: Structure, settings: Settings, kv: tuple[int, ...]) -> bool:
+        if self.engine.name in _BY_BYTES:
+            pairs = zip(structure.stages, kv, strict=True)
+            return all(self.engine.start_bytes(stage, settings) <= have for stage, have in pairs)
+        pool = self.engine.pool(structure.stages, settings, kv)
+        return not pool.refusal and bool(pool.starts)
+
+    def _slots(self, structure: Structure, settings: Settings, kv: list[Any]) -> Any:
+        """Requests that one replica runs at once; 0 where it does not start."""
+        engine, stages = self.engine, structure.stages
+        if "kv_cache_memory_bytes" not in engine.array_settings or settings.shared_prefix_tokens:
+            found = []
+            for row in zip(*(have.tolist() for have in kv), strict=True):
+                runs = self._starts(structure, settings, row)
+                found.append(slots_of(engine, stages, settings, row) if runs else 0)
+            return numpy.array(found, numpy.int64)
+        starts: Any = True
+        if self._has_states:  # these can limit the sequences of a start
+            pool = engine.pool(stages, settings, tuple(kv))
+            starts = pool.starts if not pool.refusal else False
+        for stage, have in zip(stages, kv, strict=True):
+            starts = starts & (have >= engine.start_bytes(stage, settings))
+        count = engine.requests_at(stages, settings, tuple(kv), settings.request_tokens)
+        return numpy.where(starts, numpy.minimum(count, settings.max_num_seqs or 1 << 20), 0)
+
+
+_BY_BYTES = frozenset({"mlx", "transformers"})
+"""Engines that start wherever one longest request holds: they grow as requests do, and lay out no pool."""
+
+
+def _settings_key(settings: Settings) -> str:
+    """What settings must have in common for pools to be laid out alike."""
+    extra = {k: v for k, v in settings.extra.items() if k != "compute_capability"}
+    return repr(replace(settings, defaults={}, extra=extra))

@@ -1,0 +1,96 @@
+"""Many deployments as one: figures of GPUs and of candidates laid side by side in arrays, for the same formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from kvplan.planning.speed.profile import Profile, StageCost
+from kvplan.planning.speed.rates import Rates, rates
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Engine, Settings
+    from kvplan.spec.formats import Format
+    from kvplan.spec.gpu import GpuSpec
+
+_PLAIN = ("source", "notes", "softness")
+"""Of `Rates`: what is no figure of a device."""
+_OPEN = ("step_seconds", "pp", "spread", "chunk")
+"""Of `Profile`: what differs between candidates, beside the stages."""
+
+
+class RatesOf:
+    """`Rates` of all GPUs under one engine, one set of arrays for every pair of formats."""
+
+    def __init__(self, engine: Engine, gpus: Sequence[GpuSpec]) -> None:
+        self.engine, self.gpus = engine, gpus
+        self._known: dict[Any, tuple[Rates | None, Any]] = {}
+
+    def stacked(self, weights: Format, cache: Format, settings: Settings) -> tuple[Rates | None, Any]:
+        """(rates as arrays, one entry a GPU; where they are known: a time per token and per prompt can be said)."""
+        flash = settings.extra.get("flash_attn", "auto") not in ("off", "0", "false")
+        key = (weights.name, cache.name, flash, settings.enforce_eager)
+        if key not in self._known:
+            version = getattr(self.engine, "build", "") or settings.engine_version
+            found = [
+                rates(g, self.engine.name, weights, cache, version=version, flash=flash, eager=settings.enforce_eager)
+                for g in self.gpus
+            ]
+            good = [r is not None and r.matmul_flops is not None and r.attention_flops is not None for r in found]
+            some = next((r for r, ok in zip(found, good, strict=True) if ok), None)
+            filled = [r if ok and r is not None else some for r, ok in zip(found, good, strict=True)]
+            self._known[key] = (None if some is None else _stacked([r for r in filled if r]), numpy.array(good, bool))
+        return self._known[key]
+
+
+def _stacked(found: Sequence[Rates]) -> Rates:
+    fields: dict[str, Any] = {}
+    for name, values in zip(Rates._fields, zip(*found, strict=True), strict=True):
+        if name in _PLAIN:
+            fields[name] = values[0]
+        else:  # no cap is one that nothing reaches
+            fields[name] = numpy.array([numpy.inf if v is None else v for v in values], dtype=float)
+    return Rates(**fields)
+
+
+def taken(found: Rates, rows: Any) -> Rates:
+    """The rates of some GPUs."""
+    fields: dict[str, Any] = {n: v[rows] if isinstance(v, numpy.ndarray) else v for n, v in found._asdict().items()}
+    return Rates(**fields)
+
+
+def joined(profiles: Sequence[Profile], sizes: Sequence[int]) -> Profile:
+    """Profiles of the same lengths one after another, `sizes` entries each; missing stages and experts take no time."""
+    stages = max(len(p.stages) for p in profiles)
+    experts = max(len(cost.experts) for p in profiles for _, cost in p.stages)
+    nothing = StageCost(0.0, (), *(0.0,) * (len(StageCost._fields) - 2))
+
+    def column(values: Sequence[Any]) -> Any:
+        return numpy.concatenate([numpy.zeros(n) + v for v, n in zip(values, sizes, strict=True)])
+
+    def cost(index: int) -> tuple[Any, StageCost]:
+        parts = [p.stages[index] if index < len(p.stages) else (0, nothing) for p in profiles]
+        pairs = []
+        for e in range(experts):
+            known = [c.experts[e] if e < len(c.experts) else (0.5, 0.0) for _, c in parts]
+            pairs.append((column([idle for idle, _ in known]), column([seconds for _, seconds in known])))
+        fields = {name: column([getattr(c, name) for _, c in parts]) for name in StageCost._fields if name != "experts"}
+        return column([count for count, _ in parts]), StageCost(experts=tuple(pairs), **fields)
+
+    rest = {name: column([getattr(p, name) for p in profiles]) for name in _OPEN}
+    return profiles[0]._replace(stages=tuple(cost(i) for i in range(stages)), **rest)
+
+
+def some_of(made: Profile, rows: Any) -> Profile:
+    """The entries `rows` of a joined profile."""
+    stages = tuple(
+        (count[rows], cost._replace(
+            experts=tuple((idle[rows], seconds[rows]) for idle, seconds in cost.experts),
+            **{n: getattr(cost, n)[rows] for n in StageCost._fields if n != "experts"},
+        ))
+        for count, cost in made.stages
+    )  # fmt: skip
+    rest = {name: getattr(made, name)[rows] for name in _OPEN}
+    return made._replace(stages=stages, **rest)

@@ -1,0 +1,44 @@
+"""Speculative decoding: what a step with drafts costs, and the tokens it must bring to be worth it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvplan.planning.speed import decode
+from kvplan.planning.speed.rates import join
+
+if TYPE_CHECKING:
+    from kvplan.planning.speed.figures import Setup
+
+
+def expected_tokens(acceptance: Any, drafts: int) -> Any:
+    """Tokens a step brings on average with `drafts` proposals, each accepted with chance `acceptance` (below 1).
+
+    ``(1 - a^(k+1)) / (1 - a)``: the run of accepted drafts and the token that the model adds itself.
+    Source: speculative decoding, arXiv 2211.17192, equation 1.
+    """
+    return (1 - acceptance ** (drafts + 1)) / (1 - acceptance)
+
+
+def speculative_seconds(setup: Setup, batch: Any, context: Any, drafts: int) -> Any:
+    """Seconds of a step that proposes `drafts` tokens by the model's own draft layers and checks them all.
+
+    A proposal reads the draft layers and the head once; drafts that come from elsewhere (n-grams) cost nothing here.
+    """
+    works, rates, layout, _ = setup
+    checked = decode.step(works, rates, layout, batch, context, width=1 + drafts).seconds
+    last = works[-1]
+    if not last.draft_bytes:
+        return checked
+    reading = (last.draft_bytes + last.head_bytes) / rates.weight_bandwidth
+    launches = 3 * rates.linear_seconds + rates.attention_seconds + rates.layer_seconds  # one layer and the head
+    if rates.matmul_flops is None:
+        return checked + drafts * (reading + launches)
+    products = batch * (2 * (last.draft_parameters + last.head_parameters)) / rates.matmul_flops
+    return checked + drafts * (join(reading, products, rates.softness) + launches)
+
+
+def break_even(setup: Setup, batch: int, context: int, drafts: int) -> float:
+    """Tokens that a speculative step must bring on average to be worth its time; above `drafts` + 1 it never is."""
+    plain = float(decode.step(setup.works, setup.rates, setup.layout, batch, context).seconds)
+    return float(speculative_seconds(setup, batch, context, drafts)) / plain

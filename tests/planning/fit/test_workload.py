@@ -1,0 +1,172 @@
+"""What a plan says of traffic, targets and cost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvplan import load_gpu, plan
+from kvplan.errors import InputError, UnknownNameError
+from kvplan.planning.plan import Plan
+
+MODEL, GPU = "llama-3.1-8b", "h100-sxm"
+
+
+def planned(gpu: str | None = GPU, **given: Any) -> Plan:
+    return plan(MODEL, gpu=gpu, max_model_len=4096, **given)
+
+
+def test_nothing_asked_adds_no_key() -> None:
+    plain = planned().to_dict()
+    assert "cost" not in plain
+    assert "serving" not in plain
+    assert {"cost", "serving"} < set(planned(tpot=0.1).to_dict())
+
+
+def test_one_request_alone_is_what_the_speed_section_says() -> None:
+    found = planned(price=2.0)
+    assert found.serving is not None
+    assert found.decode is not None
+    assert found.prefill is not None
+    assert found.serving.tpot_seconds == pytest.approx(found.decode.seconds_per_step, rel=1e-9)
+    assert found.serving.ttft_seconds == pytest.approx(found.prefill.seconds, rel=1e-6)
+    assert found.serving.request_rate is None
+
+
+def test_cost_is_the_prices_seconds_over_the_tokens() -> None:
+    found = planned(price=3.6, prompt_tokens=1000, output_tokens=101)
+    assert found.cost is not None
+    assert found.prefill is not None
+    assert found.decode is not None
+    second = 3.6 / 3600
+    assert found.cost.usd_per_hour == 3.6
+    read = second * found.prefill.seconds / 1000 * 1e6
+    written = second * found.decode.seconds_per_step * 100 / 101 * 1e6
+    assert found.cost.per_million_input_tokens == pytest.approx(read, rel=1e-5)
+    assert found.cost.per_million_output_tokens == pytest.approx(written, rel=1e-5)
+
+
+@pytest.mark.parametrize("given", [{"concurrency": 64}, {"request_rate": 5.0}, {"request_rate": 1e5}])
+def test_tokens_pay_for_the_whole_deployment(given: dict[str, Any]) -> None:
+    found = planned(price=2.5, tensor_parallel_size=2, gpus=3, **given)
+    cost, serving = found.cost, found.serving
+    assert cost is not None
+    assert serving is not None
+    assert cost.usd_per_hour == 7.5  # those that idle are paid for too
+    assert cost.per_million_input_tokens is not None
+    assert cost.per_million_output_tokens is not None
+    assert serving.requests_per_second is not None
+    paid = cost.per_million_input_tokens * 1024 + cost.per_million_output_tokens * 256
+    assert paid / 1e6 * serving.requests_per_second * 3600 == pytest.approx(7.5)
+
+
+def test_prices_come_from_the_catalog_with_their_date_or_by_hand() -> None:
+    known = load_gpu(GPU).price
+    assert known is not None
+    cost = planned(price=()).cost
+    assert cost is not None
+    assert cost.price_date == known.date
+    assert cost.usd_per_gpu_hour == (known.low_usd_per_hour + known.high_usd_per_hour) / 2
+    by_hand = planned(price={"H100": 1.0, "l40s": 9.0}).cost
+    assert by_hand is not None
+    assert (by_hand.usd_per_hour, by_hand.price_source, by_hand.price_date) == (1.0, "--price", None)
+
+
+def test_a_missing_price_is_a_gap() -> None:
+    cost = planned("rtx-4090", request_rate=1.0).cost
+    assert cost is not None
+    assert cost.usd_per_hour is None
+    assert cost.per_million_output_tokens is None
+    assert cost.requests_per_second == 1.0
+
+
+def test_a_rate_makes_its_own_concurrency() -> None:
+    found = planned(request_rate=10.0)
+    assert found.serving is not None
+    assert found.inputs["concurrency"] == -(-found.serving.in_flight // 1)  # type: ignore[operator]
+    assert found.inputs["defaults"]["concurrency"].startswith("Little's law")
+    assert found.decode is not None
+    assert found.decode.batch == found.inputs["concurrency"]
+    assert planned(request_rate=10.0, concurrency=200).inputs["concurrency"] == 200
+
+
+def test_targets_that_hold_and_targets_that_do_not() -> None:
+    held = planned(request_rate=5.0, ttft=1.0, tpot=0.05)
+    assert held.serving is not None
+    assert held.serving.targets_hold is True
+    assert held.holds
+    assert "hold" in held.verdict.reason
+    missed = planned(concurrency=128, tpot=0.010)
+    assert missed.serving is not None
+    assert missed.serving.targets_hold is False
+    assert missed.verdict.fits is True
+    assert not missed.holds
+    assert "--tpot" in missed.verdict.reason
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"concurrency": 128, "tpot": 0.010}, {"request_rate": 60.0, "ttft": 0.3, "tpot": 0.02},
+        {"request_rate": 30.0, "ttft": 0.05}, {"request_rate": 5.0, "concurrency": 4, "prompt_tokens": 512},
+    ],
+)  # fmt: skip
+def test_each_hint_holds_when_it_is_followed(given: dict[str, Any]) -> None:
+    found = planned(**given)
+    assert found.serving is not None
+    assert found.serving.targets_hold is False
+    assert found.verdict.hints
+    for hint in found.verdict.hints:
+        name = hint.flag.removeprefix("--").replace("-", "_")
+        value: Any = hint.value
+        if name == "request_rate":
+            value = float(value)
+        elif value.isdigit():
+            value = int(value)
+        assert planned(**given | {name: value}).holds, hint
+
+
+def test_more_than_is_carried_waits_without_end() -> None:
+    found = planned(request_rate=1000.0)
+    serving = found.serving
+    assert serving is not None
+    assert serving.ttft_seconds is None
+    assert serving.requests_per_second == serving.saturation_request_rate
+    assert serving.replicas_needed == -(-1000 // serving.max_request_rate)  # type: ignore[operator]
+    assert not found.holds
+    enough = planned(request_rate=1000.0, data_parallel_size=serving.replicas_needed)
+    assert enough.serving is not None
+    assert enough.serving.targets_hold is True
+
+
+def test_what_does_not_start_serves_nothing() -> None:
+    found = plan(MODEL, gpu="rtx-4090", ttft=1.0)
+    assert found.verdict.fits is False
+    assert found.serving is not None
+    assert found.serving.ttft_seconds is None
+    assert found.serving.targets_hold is False
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"gpu": None, "ttft": 1.0}, "--ttft"), ({"gpu": None, "price": 2.0}, "--price"),
+        ({"gpu": "p40", "tpot": 0.1}, "--tpot"), ({"ttft": -1.0}, "--ttft"), ({"tpot": True}, "--tpot"),
+        ({"request_rate": float("nan")}, "--request-rate"), ({"prompt_cv": -0.1}, "--prompt-cv"),
+        ({"price": -2.0}, "--price"), ({"price": "x"}, "--price"), ({"price": {"h100": 1, "h100-sxm": 2}}, "--price"),
+        ({"concurrency": 500, "request_rate": 1.0, "ttft": 0.5, "tpot": 0.02}, "--concurrency"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered_names_its_flag(given: dict[str, Any], where: str) -> None:
+    with pytest.raises(InputError) as caught:
+        planned(**{"gpu": GPU, **given})
+    assert caught.value.where == where
+    assert caught.value.hint
+
+
+def test_a_price_of_nothing_known_is_refused() -> None:
+    with pytest.raises(UnknownNameError):
+        planned(price={"no-such-gpu": 1.0})
