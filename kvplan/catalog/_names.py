@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# of what the files say, in whatever form they are shipped
+VERSION = "20ca5bc82678"
+
 # id -> folder and publisher
 MODELS: dict[str, str] = {
     "apertus-8b": "apertus swiss-ai", "arctic-480b": "arctic snowflake", "baichuan2-13b": "baichuan baichuan-inc",
