@@ -1,0 +1,242 @@
+"""Decode attention over paged caches: time by batch, context and format, as a line in bytes, beside float64."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvplan.probe.fit import measured_line
+from kvplan.probe.kernels import choose, store
+from kvplan.probe.kernels.store import HeadShape
+from kvplan.probe.layout import PROBE_FORMATS
+from kvplan.probe.receipt import Row, median, row
+
+if TYPE_CHECKING:
+    from kvplan.probe.kernels.choose import Picked
+    from kvplan.probe.session import Session
+    from kvplan.spec.kind import CacheKind
+
+PAGE = 64
+"""Tokens per page of the kernels (the planner's pages may differ; bytes a token do not depend on it)."""
+GPU_GRID = ((1, 4096), (1, 32768), (8, 2048), (8, 8192), (64, 1024), (64, 4096), (256, 1024))
+GPU_QUICK = ((1, 8192), (1, 32768), (8, 2048), (8, 8192), (64, 1024), (64, 4096))
+CPU_GRID = ((1, 1024), (1, 2048), (2, 1024), (2, 2048), (4, 2048), (8, 1024))
+CPU_QUICK = ((1, 256), (1, 512), (2, 512), (4, 512))
+LINE_MISS, ROUGH_LINE_MISS = 0.06, 0.12
+"""Of a line over the shapes of a format, at its worst shape: as it should be, and where only one configuration of the
+kernels is tried or a layer has so few KV heads that the programs of some shapes do not fill the card."""
+_WIDE_LAYER = 2048
+"""Elements of K and V of one token from which on a layer fills the card."""
+_BITS = {"bf16": "16", "fp16": "16", "fp8_e4m3": "8", "int8_per_token_head": "8", "int4_g32": "4"}
+_TIME_SHARE = 0.5
+"""Of the time left that may go to attention."""
+_POOL_SHARE = 0.4
+"""Of what a section may hold that goes to the pages; contiguous copies take as much again."""
+
+
+class Timed(NamedTuple):
+    """One shape of one format."""
+
+    fmt: str
+    batch: int
+    context: int
+    num_bytes: int
+    paged: Picked
+    beside: Picked | None
+    """torch's attention on contiguous caches."""
+
+
+def measure(session: Session) -> list[Row]:
+    """Rows by format and shape, their lines, errors and speed-ups; sets ``figures.attention``."""
+    found = main_shape(session)
+    if found is None:
+        note = "no layer of this model reads a cache of K and V or latent rows"
+        return [row("attention", "decode attention", predicted=None, measured=None, unit="s", note=note)]
+    rows: list[Row] = []
+    timed: dict[str, list[Timed]] = {}
+    for index, fmt in enumerate(PROBE_FORMATS):
+        share = session.limits.seconds_left * _TIME_SHARE / (len(PROBE_FORMATS) - index)
+        timed[fmt] = time_format(session, found, fmt, until=time.monotonic() + share)
+        for one in timed[fmt]:
+            rows += _shape_rows(session, found, one)
+        rows += _format_rows(session, found, fmt, timed[fmt])
+        session.device.release()
+    return rows + _speed_ups(timed)
+
+
+def head_shape(mixer: CacheKind) -> HeadShape | None:
+    """The attention of a mixer as the kernels take it; None: it has no K and V or latent rows."""
+    heads, streams = getattr(mixer, "query_heads", None), {s.name: s for s in mixer.streams()}
+    if heads is None or not mixer.reads():
+        return None
+    if "latent" in streams:
+        rank, rope = getattr(mixer, "kv_lora_rank", 0), getattr(mixer, "qk_rope_head_dim", 0)
+        score = getattr(mixer, "qk_nope_head_dim", 0) + rope
+        return HeadShape(heads, 1, streams["latent"].head_dim, rank, True, score)
+    if "k" in streams and "v" in streams and streams["k"].ratio == 1:
+        return HeadShape(heads, streams["k"].heads, streams["k"].head_dim, streams["v"].head_dim)
+    return None
+
+
+def main_shape(session: Session) -> HeadShape | None:
+    """The attention that most layers share, full attention first."""
+    counted: dict[HeadShape, tuple[bool, int]] = {}
+    for layers, mixer in session.layout.spec.mixers():
+        shape = head_shape(mixer)
+        if shape is not None:
+            full = all(s.window is None for s in mixer.streams())
+            before = counted.get(shape, (False, 0))
+            counted[shape] = (before[0] or full, before[1] + layers)
+    return max(counted, key=lambda shape: counted[shape]) if counted else None
+
+
+def grid(session: Session) -> tuple[tuple[int, int], ...]:
+    """(batch, context) of the shapes that are measured."""
+    if session.device.is_cuda:
+        return GPU_QUICK if session.limits.quick else GPU_GRID
+    return CPU_QUICK if session.limits.quick else CPU_GRID
+
+
+def time_format(session: Session, shape: HeadShape, fmt: str, *, until: float = float("inf")) -> list[Timed]:
+    """Every shape of the grid that fits, the largest first, whose pages serve the others; none begun after `until`."""
+    limits, device = session.limits, session.device
+    share = int(limits.max_bytes * _POOL_SHARE)
+    each = store.row_bytes(shape, fmt)
+    shapes = [(b, c) for b, c in grid(session) if b * c * each <= share]
+    if not shapes:
+        return []
+    pool, found = None, []
+    for batch, context in sorted(shapes, key=lambda s: -s[0] * s[1]):
+        if limits.seconds_left <= 0 or time.monotonic() > until:
+            break
+        session.say(f"attention, {fmt}, {batch} x {context}")
+        work = choose.workload(
+            device, shape, fmt, batch, context, page=PAGE, max_bytes=share, pool=pool, seed=session.seed
+        )
+        pool = work.pool
+        contiguous = 0 if limits.quick and device.is_cuda else share
+        candidates = choose.paths(work, several=device.is_cuda and not limits.quick, contiguous_bytes=0)
+        paged = choose.pick(work, candidates, samples=limits.samples)
+        beside = None
+        other = choose.contiguous(work, contiguous)
+        if other is not None:
+            beside = choose.pick(work, iter([other]), samples=limits.samples)
+        del other
+        if paged is not None:
+            found.append(Timed(fmt, batch, context, work.num_bytes, paged, beside))
+    return sorted(found, key=lambda one: one.num_bytes)
+
+
+def stated_seconds(session: Session, shape: HeadShape, fmt: str) -> Callable[[int, int], float] | None:
+    """The planner's time of one layer's attention by (batch, context), without a calibration; None: no bandwidth."""
+    from kvplan.planning.speed.rates import join, rates
+    from kvplan.spec.formats import get_format
+
+    made = rates(session.gpu, "generic", get_format("bf16"), get_format(fmt))
+    if made is None:
+        return None
+    each = store.row_bytes(shape, fmt)
+    flops = 2 * shape.query_heads * (shape.head_dim + shape.head_dim_v)
+
+    def seconds(batch: int, context: int) -> float:
+        memory = batch * context * each / made.attention_bandwidth
+        if made.attention_flops is None:
+            return memory + made.attention_seconds
+        compute = batch * context * flops / made.attention_flops
+        return float(join(memory, compute, made.softness)) + made.attention_seconds
+
+    return seconds
+
+
+def _shape_rows(session: Session, shape: HeadShape, one: Timed) -> list[Row]:
+    stated = stated_seconds(session, shape, one.fmt)
+    name = f"{one.fmt}, {one.batch} x {one.context}"
+    ceiling = session.figures.read_bytes_per_second
+    rates = [one.num_bytes / s for s in one.paged.seconds]
+    share = f"{median(rates) / ceiling.value:.1%} of the read ceiling; " if ceiling else ""
+    predicted = one.num_bytes / stated(one.batch, one.context) if stated else None
+    rows = [
+        row(
+            "attention", name, predicted=predicted, measured=rates, unit="bytes/s", sense="at_least",
+            note=f"{share}{median(one.paged.seconds) * 1e6:.1f} us a layer; {one.paged.path.name}",
+        )
+    ]  # fmt: skip
+    if one.beside is not None:
+        theirs = [one.num_bytes / s for s in one.beside.seconds]
+        faster = "slower than" if median(theirs) < median(rates) else "faster than"
+        note = f"{faster} the paged kernel; error {one.beside.error:.1e}"
+        label = f"{name}: {one.beside.path.name}"
+        rows.append(row("attention", label, predicted=None, measured=theirs, unit="bytes/s", note=note))
+    return rows
+
+
+def _format_rows(session: Session, shape: HeadShape, fmt: str, timed: list[Timed]) -> list[Row]:
+    """The line of a format and its worst error; the line goes to the calibration.
+
+    Lines of latent rows are not judged: products bind them as much as bytes do.
+    """
+    if not timed:
+        note = "no shape fits into --max-memory, or the time was up"
+        return [row("attention", f"{fmt}: line", predicted=None, measured=None, unit="ratio", note=note)]
+    rows = []
+    on_gpu = session.device.is_cuda
+    worst = max(timed, key=lambda one: one.paged.error)
+    rows.append(
+        row(
+            "attention", f"{fmt}: worst error of a sequence", predicted=choose.TOLERANCE, measured=worst.paged.error,
+            unit="ratio", tolerance=0.0, sense="at_most",
+            note=f"against float64 on the stored numbers, {worst.batch} x {worst.context}; predicted is the bound; "
+            f"storing alone costs {format_error(session, fmt):.1e}",
+        )
+    )  # fmt: skip
+    line = measured_line([(one.num_bytes, median(one.paged.seconds)) for one in timed])
+    if line is None:
+        return rows
+    bits = _BITS[fmt]
+    if bits not in session.figures.attention or fmt == session.layout.formats.k.name:
+        session.figures.attention[bits] = line
+    rate, start = line.bytes_per_second.value, line.latency_seconds.value
+    enough = on_gpu and not shape.latent and len(timed) >= 6
+    wide = shape.kv_heads * (shape.head_dim + shape.head_dim_v) >= _WIDE_LAYER
+    bound = LINE_MISS if wide and not session.limits.quick else ROUGH_LINE_MISS
+    rows.append(
+        row(
+            "attention", f"{fmt}: worst miss of the line", predicted=bound, measured=line.worst_miss,
+            unit="ratio", tolerance=0.0 if enough else None, sense="at_most",
+            note=f"bytes / {rate / 1e12:.4g} TB/s + {start * 1e6:.1f} us, {len(timed)} shapes; predicted is the bound",
+        )
+    )  # fmt: skip
+    return rows
+
+
+def format_error(session: Session, fmt: str) -> float:
+    """Relative error of standard normal numbers after storing, by vectors of 128."""
+    import torch
+
+    values = torch.randn((4096, 1, 128), generator=torch.Generator().manual_seed(session.seed))
+    packed, scale = store.encode(values, fmt)
+    back = store.decode(packed, scale, fmt, torch.float64)
+    return float((back - values.double()).norm() / values.double().norm())
+
+
+def _speed_ups(timed: dict[str, list[Timed]]) -> list[Row]:
+    """Each format over the first, beside the ratio of bytes, at the largest shape that both have."""
+    base, *others = PROBE_FORMATS
+    rows = []
+    for fmt in others:
+        mine = {(one.batch, one.context): one for one in timed.get(fmt, [])}
+        shared = [one for one in timed.get(base, []) if (one.batch, one.context) in mine]
+        if not shared:
+            continue
+        wide = max(shared, key=lambda one: one.num_bytes)
+        narrow = mine[wide.batch, wide.context]
+        ratio = median(wide.paged.seconds) / median(narrow.paged.seconds)
+        rows.append(
+            row(
+                "attention", f"{fmt} over {base}, {wide.batch} x {wide.context}",
+                predicted=wide.num_bytes / narrow.num_bytes, measured=ratio, unit="ratio",
+                note="times as fast; predicted is the ratio of the bytes",
+            )
+        )  # fmt: skip
+    return rows

@@ -1,0 +1,73 @@
+"""``--gpu auto``: the NVIDIA card of this machine as the planner takes it, read from NVML alone (no torch)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvplan.errors import InputError
+from kvplan.probe import nvml
+from kvplan.probe.device import match
+
+if TYPE_CHECKING:
+    from kvplan.probe.nvml import NvmlFacts
+    from kvplan.spec.gpu import GpuSpec
+
+FLAG = "--gpu auto"
+
+
+def this_gpu() -> GpuSpec:
+    """The card that programs started here would use.
+
+    Raises:
+        MissingExtraError: ``nvidia-ml-py`` is not installed.
+        InputError: no driver, no card, or cards of several kinds.
+    """
+    found = visible(nvml.all_facts(FLAG))
+    names = list(dict.fromkeys(facts.name for facts in found))
+    if not names:
+        raise InputError("no NVIDIA GPU is visible", where=FLAG, hint="name one with --gpu NAME")
+    if len(names) > 1:
+        raise InputError(
+            f"this machine has {len(names)} kinds of GPU: {', '.join(names)}", where=FLAG,
+            hint=f"name one, as in --gpu '{names[0]}'",
+        )  # fmt: skip
+    return planner_spec(min(found, key=lambda facts: facts.total_bytes))
+
+
+def visible(found: list[NvmlFacts]) -> list[NvmlFacts]:
+    """Those that ``CUDA_VISIBLE_DEVICES`` leaves; all where it is not set or says nothing that is understood."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return found
+    kept = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        if item.isdigit():
+            kept += [facts for facts in found if facts.number == int(item)]
+        elif item.lower().startswith("gpu-"):
+            kept += [facts for facts in found if facts.uuid.lower().startswith(item.lower())]
+        else:  # -1, or a MIG device: whatever follows is not seen
+            break
+    return kept
+
+
+def planner_spec(facts: NvmlFacts) -> GpuSpec:
+    """The catalog's entry with this card's bytes; a new one, without rates of arithmetic, where it has none."""
+    total = facts.total_bytes - (facts.reserved_bytes or 0)
+    source = "NVML on this machine: total less reserved" if facts.reserved_bytes is not None else "NVML's total"
+    known = match(facts.name, facts.total_bytes)
+    if known is not None:
+        return replace(
+            known, nvml_total_bytes=facts.total_bytes, nvml_total_source="NVML on this machine",
+            torch_total_bytes=total, torch_total_source=source,
+        )  # fmt: skip
+    from kvplan.spec.gpu import GpuSpec
+
+    rate = facts.theoretical_bandwidth
+    return GpuSpec(
+        id="this-machine", name=facts.name, vendor="nvidia", architecture="unknown",
+        datasheet_gb=facts.total_bytes / 1e9, bandwidth_bytes_per_second=int(rate) if rate else None,
+        nvml_total_bytes=facts.total_bytes, nvml_total_source="NVML on this machine", torch_total_bytes=total,
+        torch_total_source=source, compute_capability=facts.compute_capability, confidence="read on this machine",
+    )  # fmt: skip

@@ -1,0 +1,218 @@
+"""The cache changes no result: decoding with it beside computing everything anew, on random data.
+
+Keys carry rotary positions; the cache is paged, read through a block table, and holds exactly the entries that the
+planner counts (a window keeps its window, latent attention its row, a recurrence its state).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from math import log, sqrt
+from typing import TYPE_CHECKING, Any
+
+from kvplan.probe import extras
+from kvplan.probe.layout import PROBE_FORMATS, LayerCache
+from kvplan.probe.mixers import Mixer, build_mixer
+from kvplan.probe.quantise import expected_error, round_trip
+from kvplan.probe.receipt import Row, median, row
+from kvplan.spec.formats import get_format
+
+if TYPE_CHECKING:
+    from kvplan.probe.session import Session
+    from kvplan.spec.kind import CacheKind
+
+TOLERANCE = {"float32": 2e-5, "float64": 2e-12}
+"""Largest difference of any element over the largest element, by precision: sums are taken in another order."""
+PROOF_WINDOW = 48
+"""Entries of a window or chunk in the proof: it has to overflow for the proof to mean something."""
+QUANTISED_TOLERANCE = 0.5
+"""How far the error of an output may exceed ``sqrt(2)`` of the format's own: it varies with the sequence."""
+
+
+def measure(session: Session) -> list[Row]:
+    """Equality, growth of work, and errors of formats."""
+    if session.device.is_cuda:
+        return _measure(session, session.device.torch_device)
+    torch = extras.torch()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # operators this small only wait for one another on several cores
+    try:
+        return _measure(session, torch.device("cpu"))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(session: Session, device: Any) -> list[Row]:
+    rows: list[Row] = []
+    for layer, mixer in _mixers(session):
+        session.say(f"correctness, {layer.kind}")
+        built = build_mixer(shortened(mixer), session.seed, device)
+        if built is not None:
+            rows += _equal(layer.kind, built, session)
+    plain = next(((x, m) for x, m in _mixers(session) if x.kind in ("full", "mla")), None)
+    if plain is not None:
+        rows += _growth(session, plain[1], device)
+    return rows + _formats(session, device)
+
+
+def _mixers(session: Session) -> list[tuple[LayerCache, CacheKind]]:
+    """One layer of each kind, with its mixer."""
+    found: dict[str, tuple[LayerCache, CacheKind]] = {}
+    by_kind = {mixer.kind: mixer for _, mixer in session.layout.spec.mixers()}
+    for layer in session.layout.layers:
+        if layer.kind not in found and layer.kind in by_kind:
+            found[layer.kind] = (layer, by_kind[layer.kind])
+    return list(found.values())
+
+
+def shortened(mixer: CacheKind) -> CacheKind:
+    """The mixer with a window that a proof passes soon; what leaves a short window leaves a long one alike."""
+    window = getattr(mixer, "window", None)
+    return replace(mixer, window=PROOF_WINDOW) if window and window > PROOF_WINDOW else mixer  # type: ignore[type-var]
+
+
+def _equal(kind: str, mixer: Mixer, session: Session) -> list[Row]:
+    torch = extras.torch()
+    tokens = mixer.proof_tokens(session.limits.quick)
+    rows = []
+    for precision, bound in TOLERANCE.items():
+        own = mixer.to(getattr(torch, precision))
+        inputs = own.inputs(tokens, session.seed + 1)
+        whole = own.recompute(inputs)
+        steps = own.decode(inputs, session.layout.block_size)
+        worst = float((whole - steps).abs().max() / whole.abs().max())
+        rows.append(
+            row(
+                "correctness", f"{kind}, {precision}: cache against recomputation", predicted=bound, measured=worst,
+                unit="ratio", tolerance=0.0, sense="at_most",
+                note=f"largest difference over {tokens} steps of a layer; predicted is the bound",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _growth(session: Session, kind: CacheKind, device: Any) -> list[Row]:
+    """Work and time of one step at several lengths, with the cache and without."""
+    session.say("correctness, growth of a step")
+    mixer = build_mixer(kind, session.seed, device)
+    if mixer is None:
+        return []
+    mixer = mixer.to(extras.torch().float32)
+    lengths = (512, 1024, 2048, 4096) if session.device.is_cuda and not session.limits.quick else (128, 256, 512)
+    rows: list[Row] = []
+    for name, exponent, step in (("with cache", 1, mixer.cached_step), ("without cache", 2, mixer.uncached_step)):
+        counted = [_flops(step, n) for n in lengths]
+        if exponent == 1:
+            for n, flops in zip(lengths, counted, strict=True):
+                rows.append(
+                    row(
+                        "correctness", f"work of a step at {n:,}, with cache", predicted=int(kind.attention_flops(n)),
+                        measured=flops, unit="count", tolerance=0.0, note="FLOPs of attention in one layer, as counted",
+                    )
+                )  # fmt: skip
+        rows.append(
+            row(
+                "correctness", f"work of a step {name}: exponent", predicted=exponent,
+                measured=_exponent(lengths, counted), unit="ratio", tolerance=0.02,
+                note=f"of the length, by counted FLOPs over {lengths[0]:,} to {lengths[-1]:,} tokens",
+            )
+        )  # fmt: skip
+        seconds = [_seconds(session, step, n) for n in lengths]
+        shown = ", ".join(f"{n:,}: {t * 1e6:,.0f} us" for n, t in zip(lengths, seconds, strict=True))
+        rows.append(
+            row(
+                "correctness", f"time of a step {name}: exponent", predicted=exponent,
+                measured=_exponent(lengths, seconds), unit="ratio", note=f"short steps are latency; {shown}",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _flops(step: Any, tokens: int) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    run = step(tokens)
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def _seconds(session: Session, step: Any, tokens: int) -> float:
+    run = step(tokens)
+    run()
+    samples = []
+    for _ in range(3 if session.limits.quick else 7):
+        session.device.synchronize()
+        start = time.perf_counter()
+        run()
+        session.device.synchronize()
+        samples.append(time.perf_counter() - start)
+    return float(median(samples))
+
+
+def _exponent(lengths: tuple[int, ...], values: list[float] | list[int]) -> float:
+    """Slope of a straight line through the logarithms (least squares)."""
+    xs, ys = [log(n) for n in lengths], [log(v) for v in values]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    over = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
+    return over / sum((x - mean_x) ** 2 for x in xs)
+
+
+def _formats(session: Session, device: Any) -> list[Row]:
+    """Error of stored numbers and of attention outputs, for every format that the probe can store."""
+    layer = next((x for x in session.layout.layers if [s.name for s in x.streams[:2]] == ["k", "v"]), None)
+    if layer is None or layer.query_heads is None:
+        return []
+    torch = extras.torch()
+    key, value = layer.streams[0], layer.streams[1]
+    heads, group = key.heads, layer.query_heads // key.heads
+    generator = torch.Generator(device="cpu").manual_seed(session.seed + 2)
+    lengths = (1, 77, 256) if session.limits.quick else (1, 777, 2048)
+    rows: list[Row] = []
+    names = dict.fromkeys((*PROBE_FORMATS, session.layout.formats.k.name))
+    draws = [
+        tuple(
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
+            for shape in ((heads * group, key.head_dim), (n, heads, key.head_dim), (n, heads, value.head_dim))
+        )
+        for n in lengths
+    ]
+    for name in names:
+        fmt = get_format(name, use="cache")
+        own = expected_error(fmt, heads, key.head_dim)
+        if own is None:
+            continue
+        session.say(f"correctness, error of {name}")
+        worst, stored = 0.0, 0.0
+        for q, k, v in draws:
+            k_back, v_back = round_trip(fmt, k), round_trip(fmt, v)
+            if k_back is None or v_back is None:
+                break
+            exact, found = _attend(q, k, v), _attend(q, k_back, v_back)
+            worst = max(worst, float((found - exact).norm() / exact.norm()))
+            stored = float((k_back - k).norm() / k.norm())  # the last is the longest
+        else:
+            rows.append(
+                row(
+                    "correctness", f"{name}: error of stored numbers", predicted=own, measured=stored, unit="ratio",
+                    tolerance=0.1, note="root mean square over normal data; predicted from the grid's steps",
+                )
+            )  # fmt: skip
+            rows.append(
+                row(
+                    "correctness", f"{name}: error of attention", predicted=sqrt(2) * own, measured=worst, unit="ratio",
+                    tolerance=QUANTISED_TOLERANCE, sense="at_most",
+                    note=f"worst of {len(lengths)} sequences against float64; K and V each add the format's own error",
+                )
+            )  # fmt: skip
+    return rows
+
+
+def _attend(q: Any, k: Any, v: Any) -> Any:
+    """Attention of one query per head: ``[heads, d]`` over ``[tokens, kv_heads, d]``."""
+    torch = extras.torch()
+    kv_heads = k.shape[1]
+    folded = q.unflatten(0, (kv_heads, -1))
+    scores = torch.einsum("hgd,thd->hgt", folded, k) / sqrt(k.shape[-1])
+    return torch.einsum("hgt,thd->hgd", scores.softmax(-1), v).flatten(0, 1)

@@ -1,0 +1,159 @@
+"""Linear layers of a model's shapes: their line below the crossing, and the batch at which products take over."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from kvplan.planning.speed import decode
+from kvplan.probe import prefill, timing
+from kvplan.probe.fit import measured_line
+from kvplan.probe.receipt import Row, median, row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from kvplan.probe.session import Session
+    from kvplan.probe.stack import Experts, Layer
+
+LINE_MISS = 0.15
+"""Of the line of linear layers at its worst shape: tiles do not divide every shape alike."""
+_SMALL = (1, 8, 32)
+"""Batches below the crossing."""
+_LADDER = (1, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512)
+
+
+def measure(session: Session, layers: Sequence[Layer], head: torch.Tensor) -> list[Row]:
+    """The line, the plateau and the crossing; sets ``figures.linear`` and ``figures.matmul_flops``."""
+    rows = prefill.measure_plateau(session)
+    shapes = _alike(layers, head)
+    points = []
+    for (out, inner), matrices in shapes.items():
+        if session.limits.seconds_left <= 0:
+            break
+        session.say(f"linear layers, {out} x {inner}")
+        batches = _SMALL if session.device.is_cuda else _SMALL[:1]
+        times = [median(time_products(session, matrices, batch)) for batch in batches]
+        points.append((2.0 * out * inner, median(times)))
+        note = f"{out} x {inner}, batch {', '.join(map(str, batches))}; {2 * out * inner / 1e6:.1f} MB"
+        rates = [2 * out * inner / t for t in times]
+        rows.append(
+            row("decode", f"linear layer, {out} x {inner}", predicted=None, measured=rates, unit="bytes/s", note=note)
+        )
+    points += [found for layer in layers[-1:] if layer.experts for found in _experts(session, layer.experts)]
+    line = measured_line(points)
+    if line is not None:
+        session.figures.linear["16"] = line
+        rate, start = line.bytes_per_second.value, line.latency_seconds.value
+        rows.append(
+            row(
+                "decode", "linear layers: worst miss of the line", predicted=LINE_MISS, measured=line.worst_miss,
+                unit="ratio", sense="at_most",
+                note=f"bytes / {rate / 1e12:.3f} TB/s + {start * 1e6:.1f} us over {len(points)} shapes",
+            )
+        )  # fmt: skip
+    if session.device.is_cuda and not any(layer.experts for layer in layers):
+        rows += _crossing(session, layers)
+    return rows
+
+
+def _alike(layers: Sequence[Layer], head: torch.Tensor) -> dict[tuple[int, int], list[torch.Tensor]]:
+    """Matrices by shape; different ones of a shape are gone over in turn."""
+    found: dict[tuple[int, int], list[torch.Tensor]] = {}
+    for matrix in (*(m for layer in layers for m in layer.matrices), head):
+        found.setdefault((matrix.shape[0], matrix.shape[1]), []).append(matrix)
+    return found
+
+
+def time_products(session: Session, matrices: Sequence[torch.Tensor], batch: int) -> list[float]:
+    """Seconds of one product with `batch` rows, a figure a sample, over different matrices of one shape."""
+    import torch
+
+    x = torch.randn((batch, matrices[0].shape[1]), device=matrices[0].device).to(matrices[0].dtype)
+    size = matrices[0].numel() * matrices[0].element_size()
+    chosen = matrices[: timing.copies_for(session.device, size, 1 << 62)]
+    passes = max(1, timing.LEAST_COPIES // len(chosen)) if session.device.is_cuda else 1
+
+    def work() -> Any:
+        for _ in range(passes):
+            for matrix in chosen:
+                x @ matrix.t()
+
+    samples = max(3, session.limits.samples // 2) if session.device.is_cuda else 3
+    return timing.sample(session.device, work, samples=samples, per=len(chosen) * passes)
+
+
+_EXPERT_ROWS = (1, 2, 4)
+"""Tokens of one expert in decode steps of usual batches."""
+
+
+def _experts(session: Session, experts: Experts) -> list[tuple[float, float]]:
+    """(bytes, seconds) of the products of all routed experts, a few rows each."""
+    import torch
+
+    found = []
+    for weights in (experts.up, experts.down):
+        size = weights.numel() * weights.element_size()
+        session.say(f"experts, {' x '.join(map(str, weights.shape))}")
+        times = []
+        for rows in _EXPERT_ROWS:
+            x = torch.randn((weights.shape[0], rows, weights.shape[2]), device=weights.device).to(weights.dtype)
+            work, samples = _batched(x, weights), max(3, session.limits.samples // 2)
+            times.append(median(timing.sample(session.device, work, samples=samples, per=timing.LEAST_COPIES)))
+        found.append((float(size), median(times)))
+    return found
+
+
+def _batched(x: torch.Tensor, weights: torch.Tensor) -> Callable[[], Any]:
+    import torch
+
+    return lambda: [torch.bmm(x, weights.transpose(1, 2)) for _ in range(timing.LEAST_COPIES)]
+
+
+def _crossing(session: Session, layers: Sequence[Layer]) -> list[Row]:
+    """The batch at which a layer's products take as long as its weights.
+
+    Predicted where the planner's two terms are equal. There the soft join makes a step the cube root of 2 as long
+    as either, so it is measured as the batch at which the products of a layer, less their latency, take that many
+    times as long as at batch 1.
+    """
+    setup = session.speed()
+    predicted = None if isinstance(setup, str) else decode.ridge_batch(setup.works, setup.rates, setup.layout)
+    line = session.figures.linear.get("16")
+    if line is None or predicted is None or isinstance(setup, str):
+        return []
+    used = [layer for layer in layers if layer.dense][: 4 if session.limits.quick else 8]
+    kernels = sum(len(layer.matrices) for layer in used)
+    late = kernels * line.latency_seconds.value
+    session.say("crossing of weights and products")
+    times = [(batch, median(_layer_products(session, used, batch)) - late) for batch in _LADDER]
+    goal = times[0][1] * 2 ** (1 / setup.rates.softness)
+    found = None
+    for (low, before), (high, after) in pairwise(times):
+        if before < goal <= after:
+            found = low + (high - low) * (goal - before) / (after - before)
+            break
+    curve = ", ".join(f"{batch}: {seconds / times[0][1]:.2f}" for batch, seconds in times[1:])
+    return [
+        row(
+            "decode", "crossing batch", predicted=predicted, measured=found, unit="count", tolerance=0.15,
+            note=f"products of a layer are 2^(1/3) times as long as at batch 1; by batch: {curve}",
+        )
+    ]  # fmt: skip
+
+
+def _layer_products(session: Session, layers: Sequence[Layer], batch: int) -> list[float]:
+    import torch
+
+    widths = {m.shape[1] for layer in layers for m in layer.matrices}
+    first = layers[0].matrices[0]
+    inputs = {w: torch.randn((batch, w), device=first.device).to(first.dtype) for w in widths}
+
+    def work() -> Any:
+        for layer in layers:
+            for matrix in layer.matrices:
+                inputs[matrix.shape[1]] @ matrix.t()
+
+    return timing.sample(session.device, work, samples=max(3, session.limits.samples // 3))

@@ -1,0 +1,132 @@
+"""Prefill against the throughput of matrix products: their plateau, and layers over whole prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from kvplan.planning.speed import prefill as planned
+from kvplan.probe import stack, timing
+from kvplan.probe.attention import head_shape
+from kvplan.probe.receipt import Row, median, row
+from kvplan.probe.session import MeasuredFigure
+
+if TYPE_CHECKING:
+    from kvplan.probe.kernels.store import HeadShape
+    from kvplan.probe.session import Session
+
+_GPU_SIZES, _CPU_SIZES = ((8192, 8192, 8192), (4096, 14336, 4096)), ((512, 1024, 1024),)
+"""(rows, columns, inner) of products at their plateau."""
+_GPU_TOKENS, _GPU_QUICK, _CPU_TOKENS = (512, 2048, 8192), (2048,), (128,)
+STATED_MISS = 0.25
+"""Of the planner's prefill: attention and products together, from the constants of the package."""
+_LAYERS = 4
+
+
+def measure_plateau(session: Session) -> list[Row]:
+    """The highest rate of products in 16 bits; sets ``figures.matmul_flops`` (once a session)."""
+    if "16" in session.figures.matmul_flops:
+        return []
+    device = session.device
+    best: tuple[list[float], str] | None = None
+    rows = []
+    for m, n, k in _GPU_SIZES if device.is_cuda else _CPU_SIZES:
+        session.say(f"matrix products, {m} x {n} x {k}")
+        a = torch.randn((m, k), device=device.torch_device).to(stack.DTYPE)
+        b = torch.randn((n, k), device=device.torch_device).to(stack.DTYPE)
+        repeats = 4 if device.is_cuda else 1
+
+        def work(a: torch.Tensor = a, b: torch.Tensor = b, repeats: int = repeats) -> Any:
+            for _ in range(repeats):
+                a @ b.t()
+
+        rates = [2 * m * n * k / s for s in timing.sample(device, work, samples=session.limits.samples, per=repeats)]
+        if best is None or median(rates) > median(best[0]):
+            best = (rates, f"{m} x {n} x {k}")
+    assert best is not None
+    session.figures.matmul_flops["16"] = MeasuredFigure.of(best[0])
+    setup = session.speed()
+    stated = None if isinstance(setup, str) else setup.rates.matmul_flops
+    rows.append(
+        row(
+            "prefill", "matrix products, bf16", predicted=stated, measured=best[0], unit="flop/s",
+            tolerance=0.15 if stated and device.is_cuda else None, sense="at_least", note=f"plateau at {best[1]}",
+        )
+    )  # fmt: skip
+    return rows
+
+
+def measure(session: Session) -> list[Row]:
+    """The plateau, and prompts of several lengths through layers of the model."""
+    rows = measure_plateau(session)
+    spec = session.layout.spec
+    name = next((n for n in spec.layers if _shape(session, n) is not None), None)
+    if name is None or session.settings.tensor_parallel_size > 1:
+        note = "no layer here has K and V of its own to prefill"
+        return [*rows, row("prefill", "prompt", predicted=None, measured=None, unit="s", note=note)]
+    limit = session.limits
+    each = stack.layer_bytes(spec, name)
+    count = max(1, min(_LAYERS, spec.num_layers, int(limit.max_bytes * 0.4 // each)))
+    layers = stack.build(spec, [name] * count, head_shape, lambda mixer: 0, session.device.torch_device, session.seed)
+    shape = _shape(session, name)
+    assert shape is not None
+    sizes: tuple[int, ...] = _CPU_TOKENS
+    if session.device.is_cuda:
+        sizes = _GPU_QUICK if limit.quick else _GPU_TOKENS
+    uniform = len(spec.layer_counts) == 1
+    for tokens in sizes:
+        if limit.seconds_left <= 0:
+            break
+        session.say(f"prefill, {tokens} tokens")
+        seconds = [s / count * spec.num_layers for s in _time_layers(session, layers, shape, tokens)]
+        rows.append(_prompt_row(session, tokens, seconds, layers, uniform))
+    return rows
+
+
+def _shape(session: Session, name: str) -> HeadShape | None:
+    """The attention of a block that is prefilled as it is cached: with K and V."""
+    found = [head_shape(m) for m in session.layout.spec.blocks[name].mixers]
+    return next((s for s in found if s is not None and not s.latent and s.head_dim == s.head_dim_v), None)
+
+
+def _time_layers(session: Session, layers: list[stack.Layer], shape: HeadShape, tokens: int) -> list[float]:
+    device = session.device.torch_device
+    scratch = stack.Scratch.of(tokens, session.layout.spec.hidden_size, shape.head_dim, device)
+    q_width, kv_width = shape.query_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+
+    def attend(y: torch.Tensor) -> torch.Tensor:
+        y = stack.take(y, q_width + 2 * kv_width)
+        q, k, v = y.split((q_width, kv_width, kv_width), 1)
+        heads = [part.unflatten(1, (-1, shape.head_dim)).transpose(0, 1)[None] for part in (q, k, v)]
+        found = F.scaled_dot_product_attention(*heads, is_causal=True, scale=shape.scale, enable_gqa=shape.group > 1)
+        return found[0].transpose(0, 1).flatten(1)
+
+    def work() -> Any:
+        for layer in layers:
+            stack.run_layer(layer, scratch, attend)
+
+    return timing.sample(session.device, work, samples=max(3, session.limits.samples // 2), graph=False)
+
+
+def _prompt_row(session: Session, tokens: int, seconds: list[float], layers: list[stack.Layer], uniform: bool) -> Row:
+    count, routed = len(layers), any(layer.experts for layer in layers)
+    note = f"{count} layers times {session.layout.spec.num_layers / count:g}, without the head"
+    if routed:
+        note += "; experts as batched products over even shares"
+    predicted = None
+    setup = session.speed()
+    if isinstance(setup, str) and (made := session.calibration()) is not None:
+        setup = session.speed(made)
+    if not isinstance(setup, str):
+        works = tuple(w._replace(head_bytes=0, head_parameters=0, vocab_rows=0) for w in setup.works)
+        parts = planned.prompt(works, setup.rates, setup.layout, tokens, tokens)
+        if parts is not None:
+            predicted = float(parts.seconds)
+            note += f"; {float(parts.flops) / median(seconds) / 1e12:.4g} TFLOP/s, bound by {planned.bound(parts)}"
+    judged = STATED_MISS if session.device.is_cuda and uniform and not routed else None
+    return row(
+        "prefill", f"prompt of {tokens} tokens", predicted=predicted, measured=seconds, unit="s", tolerance=judged,
+        note=note,
+    )  # fmt: skip

@@ -1,0 +1,329 @@
+"""A whole run: the device, the plan, the sections one by one within their limits, and the receipt.
+
+A section that runs out of memory or fails is a row that says so; the others go on. What was measured before an
+interruption is given back with it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvplan._version import __version__
+from kvplan.errors import InputError
+from kvplan.probe.allocator import expandable_segments
+from kvplan.probe.calibrate import calibration_data, drift_rows
+from kvplan.probe.device import ProbeDevice
+from kvplan.probe.facts import device_payload
+from kvplan.probe.layout import plan_layout
+from kvplan.probe.memory import out_of_memory
+from kvplan.probe.receipt import SCHEMA, Counts, Row, counts, row
+from kvplan.probe.session import Limits, Session
+from kvplan.units import GIB, MIB, human_bytes
+
+if TYPE_CHECKING:
+    from kvplan.planning.calibration import Calibration
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
+
+STEPS: tuple[tuple[str, str, str], ...] = (
+    ("device", "kvplan.probe.facts", "measure"),
+    ("memory", "kvplan.probe.memory", "measure"),
+    ("blocks", "kvplan.probe.blocks", "measure"),
+    ("correctness", "kvplan.probe.correctness", "measure"),
+    ("bandwidth", "kvplan.probe.bandwidth", "measure"),
+    ("decode", "kvplan.probe.ram", "measure"),
+    ("attention", "kvplan.probe.attention", "measure"),
+    ("decode", "kvplan.probe.step", "measure"),
+    ("prefill", "kvplan.probe.prefill", "measure"),
+)
+"""(section, module, function), in the order in which they run: later ones use the ceilings of earlier ones."""
+FILL = ("fill", "kvplan.probe.fill", "measure")
+DISTRIBUTED = ("distributed", "kvplan.probe.distributed", "measure")
+
+FULL_SECONDS, QUICK_SECONDS = 260.0, 42.0
+"""After which no new shape is begun: a full run stays under five minutes, a quick one under one."""
+ATTENTION_SHARE = 0.4
+"""Of the seconds left, on a CPU: its passes are long, and whole steps come after it."""
+CPU_BYTES = 2 * GIB
+FREE_SHARE = 0.9
+"""Of the free memory of a GPU that is used at most unless told otherwise."""
+BUSY_BYTES = 64 * MIB
+"""Of other processes on a card: more than this disturbs the measurement."""
+LEAST_BYTES = 64 * MIB
+
+
+class Request(NamedTuple):
+    """What the user asked for."""
+
+    model: ModelSpec
+    engine: str
+    settings: dict[str, Any]
+    device: ProbeDevice
+    max_bytes: int | None = None
+    quick: bool = False
+    fill: bool = False
+    busy: bool = False
+    """Measure although other processes hold memory of the card."""
+    sections: tuple[str, ...] | None = None
+    """Only these."""
+
+
+class Receipt(NamedTuple):
+    """Everything that was found out."""
+
+    device: dict[str, Any]
+    software: dict[str, Any]
+    inputs: dict[str, Any]
+    rows: tuple[Row, ...]
+    calibration: dict[str, Any] | None
+    exhibits: dict[str, Any]
+    counts: Counts
+    seconds: float
+    complete: bool
+    """Whether every section ran to its end."""
+    warnings: tuple[str, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no judged row is off."""
+        return self.counts.failed == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of ``validate --json``."""
+        judged = self.counts.passed + self.counts.failed
+        reason = f"{self.counts.passed} of {judged} predictions hold"
+        if not self.complete:
+            reason += "; not all was measured"
+        return {
+            "schema": SCHEMA,
+            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+            "device": self.device,
+            "software": self.software,
+            "inputs": self.inputs,
+            "rows": [r.to_dict() for r in self.rows],
+            "calibration": self.calibration,
+            "exhibits": self.exhibits,
+            "seconds": round(self.seconds, 3),
+            "verdict": {
+                "agrees": self.agrees, "reason": reason, "passed": self.counts.passed, "failed": self.counts.failed,
+                "informative": self.counts.informative, "complete": self.complete,
+            },
+            "warnings": list(self.warnings),
+        }  # fmt: skip
+
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the share of the sections that are done."""
+
+
+def refuse_busy(device: ProbeDevice) -> None:
+    """Raise where other processes work on the card.
+
+    Raises:
+        InputError: says how much they hold.
+    """
+    if device.nvml is None:
+        return
+    others = device.nvml.others(os.getpid())
+    held = sum(p.used_bytes or 0 for p in others)
+    used = device.nvml.used_bytes
+    busy = held if others and held else used if others else 0
+    if not others and used > 1 * GIB:  # containers hide processes, not memory
+        busy = used
+    if busy > BUSY_BYTES:
+        who = f"{len(others)} other process{'es' if len(others) != 1 else ''}" if others else "somebody"
+        raise InputError(
+            f"{device.name} is busy: {who} hold{'s' if len(others) < 2 else ''} {human_bytes(busy)}", where="--device",
+            hint="wait, name another as in cuda:1, or add --busy to measure all the same",
+        )  # fmt: skip
+
+
+def planner_gpu(device: ProbeDevice) -> GpuSpec:
+    """The device as the planner takes it: the catalog's entry with the bytes that were read, or a new one."""
+    from kvplan.spec.gpu import GpuSpec
+
+    if device.gpu is not None:
+        return replace(device.gpu, torch_total_bytes=device.total_bytes, torch_total_source="this machine")
+    rate = device.theoretical_bandwidth
+    return GpuSpec(
+        id=device.kind if device.kind == "cpu" else "this-machine", name=device.name, vendor=device.kind,
+        architecture="unknown", datasheet_gb=device.total_bytes / 1e9, torch_total_bytes=device.total_bytes,
+        torch_total_source="this machine", bandwidth_bytes_per_second=int(rate) if rate else None,
+        confidence="read on this machine",
+    )  # fmt: skip
+
+
+def open_session(request: Request, say: Callable[[str], None]) -> Session:
+    """The plan worked through, and the limits.
+
+    Raises:
+        KvplanError: the model, the engine or the settings cannot be planned, or the limit is too small.
+    """
+    from kvplan.engines import get_engine
+    from kvplan.planning.drafts import served_model
+    from kvplan.planning.evaluate import evaluate
+    from kvplan.planning.planner import fit_length
+    from kvplan.planning.settings import FIT, resolve
+
+    device, gpu = request.device, planner_gpu(request.device)
+    engine = get_engine(request.engine)
+    settings, _ = resolve(request.model, gpu, engine, request.settings)
+    model = served_model(request.model, engine, settings)
+    if settings.max_model_len == FIT:
+        settings = fit_length(model, gpu, engine, settings)
+    outcome = evaluate(model, gpu, engine, settings)
+    budget = QUICK_SECONDS if request.quick else FULL_SECONDS
+    limits = Limits(
+        allowed_bytes(device, request.max_bytes), request.quick, time.monotonic() + budget, device.kind == "cpu"
+    )
+    return Session(
+        device=device, model=model, layout=plan_layout(engine, settings, outcome, model), gpu=gpu, engine=engine,
+        settings=settings, outcome=outcome, limits=limits, say=say,
+    )  # fmt: skip
+
+
+def allowed_bytes(device: ProbeDevice, asked: int | None) -> int:
+    """What a section may hold at once.
+
+    Raises:
+        InputError: more than is free, or too little to measure anything.
+    """
+    share = int(FREE_SHARE * device.free_bytes)
+    most = asked if asked is not None else share if device.kind != "cpu" else min(CPU_BYTES, share)
+    if most > device.free_bytes:
+        raise InputError(
+            f"{human_bytes(most)} is more than the {human_bytes(device.free_bytes)} that are free",
+            where="--max-memory", hint=f"type at most {device.free_bytes // GIB}GiB, or leave it out",
+        )  # fmt: skip
+    if most < LEAST_BYTES:
+        raise InputError(
+            f"{human_bytes(most)} is too little to measure anything", where="--max-memory", hint="at least 64MiB"
+        )
+    return most
+
+
+def validate(
+    request: Request, *, progress: Progress | None = None, before: Calibration | None = None,
+    stopped: Callable[[Receipt], None] | None = None,
+) -> Receipt:  # fmt: skip
+    """Run the sections, and put the receipt together.
+
+    Args:
+        before: an earlier calibration, which this run is held against.
+        stopped: gets what was measured so far when the run is interrupted, before the interruption goes on.
+
+    Raises:
+        KvplanError: nothing could be measured.
+        KeyboardInterrupt: after everything was freed.
+    """
+    start = time.monotonic()
+    steps = _steps(request)
+    done = 0
+
+    def say(text: str) -> None:
+        if progress is not None:
+            progress(text, done / len(steps))
+
+    if not request.busy:
+        refuse_busy(request.device)
+    session = open_session(request, say)
+    limits = session.limits
+    rows: list[Row] = []
+    warnings: list[str] = []
+    complete = True
+    try:
+        for section, module, function in steps:
+            say(section)
+            if section == "attention" and session.limits.slow:
+                share = ATTENTION_SHARE * limits.seconds_left
+                session.limits = limits._replace(deadline=time.monotonic() + share)
+            found, ended = _section(session, section, module, function)
+            rows += found
+            session.limits = limits
+            if section == "bandwidth":
+                _as_datasheet(session)
+            complete &= ended
+            done += 1
+            session.device.release()
+    except KeyboardInterrupt:
+        session.device.release()
+        if stopped is not None:
+            stopped(_receipt(session, request, rows, start, False, ("interrupted",)))
+        raise
+    if before is not None:
+        rows += drift_rows(before, session)
+    if session.limits.seconds_left <= 0:
+        warnings.append("the time was up before every shape was measured")
+    if any(r.wide for r in rows):
+        warnings.append("the spread of some rows is wide: something else was at work, or clocks changed")
+    return _receipt(session, request, rows, start, complete, tuple(warnings))
+
+
+def _as_datasheet(session: Session) -> None:
+    """A device whose bandwidth nothing states is planned with what was measured."""
+    read = session.figures.read_bytes_per_second
+    if session.gpu.bandwidth_bytes_per_second is None and read is not None:
+        session.gpu = replace(session.gpu, bandwidth_bytes_per_second=int(read.value))
+
+
+def _steps(request: Request) -> list[tuple[str, str, str]]:
+    if request.device.is_cuda and request.fill:
+        steps = [*STEPS[:2], FILL, *STEPS[2:]]
+    elif request.fill:
+        raise InputError(f"fills a GPU, and the device is a {request.device.kind}", where="--fill", hint="leave it out")
+    else:
+        steps = list(STEPS)
+    if world_size() > 1:
+        steps = [STEPS[0], DISTRIBUTED]
+    if request.sections is not None:
+        steps = [s for s in steps if s[0] in request.sections]
+    return steps
+
+
+def world_size() -> int:
+    """Processes that ``torchrun`` started; 1 without it."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    return int(text) if text.isdigit() and "RANK" in os.environ else 1
+
+
+def _section(session: Session, section: str, module: str, function: str) -> tuple[list[Row], bool]:
+    """(rows of one section, whether it ran to its end)."""
+    try:
+        return getattr(import_module(module), function)(session), True
+    except (RuntimeError, MemoryError) as error:
+        session.device.release()
+        if not out_of_memory(error):
+            raise
+        limit = human_bytes(session.limits.max_bytes)
+        note = f"out of memory within {limit}; free some, or lower --max-memory"
+        return [row(section, "out of memory", predicted=None, measured=None, unit="bytes", note=note)], False
+
+
+def _receipt(
+    session: Session, request: Request, rows: list[Row], start: float, complete: bool, warnings: tuple[str, ...]
+) -> Receipt:
+    device = session.device
+    software = {
+        "kvplan": __version__, "python": platform.python_version(), "torch": device.torch_version,
+        "triton": device.triton_version, "runtime": device.runtime_version, "driver": device.driver,
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "expandable_segments": expandable_segments(),
+    }  # fmt: skip
+    settings = session.settings
+    inputs = {
+        "model": session.model.id, "engine": f"{settings.engine} {settings.engine_version}",
+        "tensor_parallel_size": settings.tensor_parallel_size, "block_size": session.layout.block_size,
+        "kv_cache_format": session.layout.formats.k.name, "quick": request.quick, "fill": request.fill,
+        "max_memory_bytes": session.limits.max_bytes, "world_size": world_size(),
+    }  # fmt: skip
+    return Receipt(
+        device_payload(device), software, inputs, tuple(rows), calibration_data(session), session.exhibits,
+        counts(rows), time.monotonic() - start, complete, warnings,
+    )  # fmt: skip

@@ -1,0 +1,330 @@
+"""A whole decode step, measured and predicted: every layer's weights and caches in a CUDA graph.
+
+Before it, what a calibration takes besides attention: the line of linear layers, the plateau of matrix products,
+and what stands between the kernels of a layer. The same step is predicted twice: from the constants of the package
+and from what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from kvplan.planning.speed import decode
+from kvplan.probe import linear, stack, timing
+from kvplan.probe.attention import PAGE, head_shape
+from kvplan.probe.kernels import between, choose, store
+from kvplan.probe.receipt import Row, median, quantile, row
+
+if TYPE_CHECKING:
+    from kvplan.planning.speed.figures import Setup
+    from kvplan.probe.kernels.store import HeadShape, PagedKv
+    from kvplan.probe.session import Session
+    from kvplan.spec.kind import CacheKind
+
+MEDIAN_MISS, WORST_MISS, STATED_MISS = 0.04, 0.10, 0.15
+"""Of predicted steps: median and nine in ten after calibration, median before it."""
+OTHER_MEDIAN_MISS, OTHER_WORST_MISS = 0.12, 0.18
+"""The same of models with routed experts or latent rows, whose kernels here are plain products."""
+CROSSING_MISS = 0.15
+GPU_GRID = ((1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 1024), (64, 4096), (128, 1024), (256, 1024))
+GPU_QUICK = ((1, 1024), (8, 4096), (64, 1024), (64, 4096))
+CPU_GRID = ((1, 256), (2, 256), (2, 512), (4, 512))
+CPU_QUICK = ((1, 256), (2, 256))
+_CPU_LAYERS = 2
+"""Layers on a CPU at most: the others are scaled."""
+_VOCAB_ALIGN = 64
+"""Rows that the head is padded to, as engines do: products of odd widths are several times slower."""
+_WEIGHT_SHARE, _POOL_SHARE = 0.55, 0.3
+"""Of what a section may hold that goes to weights and to caches."""
+
+
+class Point(NamedTuple):
+    """One batch and context."""
+
+    batch: int
+    context: int
+    seconds: tuple[float, ...]
+    """Of the whole model."""
+    cache: str
+    """Which attention ran."""
+
+
+@dataclass(kw_only=True)
+class Held:
+    """The part of the model that is on the device."""
+
+    names: list[str]
+    """Block of every layer."""
+    layers: list[stack.Layer]
+    head: torch.Tensor
+    fmt: str
+    pools: dict[HeadShape, PagedKv] = field(default_factory=dict)
+    """Pages of all layers with this attention."""
+
+    def using(self, shape: HeadShape) -> list[int]:
+        """Layers with this attention."""
+        return [i for i, layer in enumerate(self.layers) if layer.head == shape]
+
+
+def measure(session: Session) -> list[Row]:
+    """Rows of single kernels, of the grid, and how far predictions lie off; sets ``figures`` but for attention."""
+    if (reason := _unfit(session)) is not None:
+        return [row("decode", "decode step", predicted=None, measured=None, unit="s", note=reason)]
+    held = hold(session)
+    rows = linear.measure(session, held.layers, held.head)
+    rows.append(_between(session))
+    points = []
+    for batch, context in _grid(session, held):
+        if session.limits.seconds_left <= 0:
+            break
+        session.say(f"decode step, {batch} x {context}")
+        points.append(time_step(session, held, batch, context))
+    rows += _point_rows(session, held, points)
+    held.layers.clear()
+    held.pools.clear()
+    return rows
+
+
+def _unfit(session: Session) -> str | None:
+    """Why no step is measured; None: it is."""
+    from kvplan.planning.speed.rates import compute_key
+
+    body = session.outcome.weights.of("dense_ffn")
+    if compute_key(body) != "16" or body.block_elements != 1:
+        return f"weights in {body.name} are not multiplied here; --weights bf16 measures the step in 16 bits"
+    if session.settings.pipeline_parallel_size > 1 or session.settings.tensor_parallel_size > 1:
+        return "a step over several GPUs is measured under torchrun"
+    return None
+
+
+def cache_format(session: Session) -> str:
+    """The plan's format where the probe has pages in it, else bf16."""
+    name = session.layout.formats.k.name
+    return name if name in store.FORMATS else "bf16"
+
+
+def _state_bytes(session: Session) -> Callable[[CacheKind], int]:
+    from kvplan.cache.bytes import state_bytes
+
+    return lambda mixer: int(state_bytes(mixer, session.layout.formats))
+
+
+def hold(session: Session) -> Held:
+    """As many layers as fit, evenly taken from the model, the head, and pages for the largest point."""
+    spec, limits = session.layout.spec, session.limits
+    device = session.device.torch_device
+    vocab = -(-spec.vocab_size // _VOCAB_ALIGN) * _VOCAB_ALIGN
+    rest = limits.max_bytes * _WEIGHT_SHARE - 2 * vocab * spec.hidden_size
+    each = max(stack.layer_bytes(spec, name) for name in set(spec.layers))
+    count = max(1, min(spec.num_layers, int(rest // each)))
+    if not session.device.is_cuda:
+        count = min(count, _CPU_LAYERS)
+    chosen = [round(i * (spec.num_layers - 1) / max(count - 1, 1)) for i in range(count)]
+    names = [spec.layers[i] for i in chosen]
+    session.say(f"decode step, weights of {count} of {spec.num_layers} layers")
+    layers = stack.build(spec, names, head_shape, _state_bytes(session), device, session.seed)
+    generator = torch.Generator(device=device).manual_seed(session.seed)
+    head = stack.random_weight((vocab, spec.hidden_size), device, generator)
+    return Held(names=names, layers=layers, head=head, fmt=cache_format(session))
+
+
+def _grid(session: Session, held: Held) -> list[tuple[int, int]]:
+    """Points whose caches fit; the largest first, so that its pages serve the others."""
+    quick = session.limits.quick
+    wanted: tuple[tuple[int, int], ...] = CPU_QUICK if quick else CPU_GRID
+    if session.device.is_cuda:
+        wanted = GPU_QUICK if quick else GPU_GRID
+    most = session.limits.max_bytes * _POOL_SHARE
+
+    def size(batch: int, context: int) -> float:
+        total = 0
+        for layer in held.layers:
+            if layer.head is not None:
+                total += batch * _cached(layer, context) * store.row_bytes(layer.head, held.fmt)
+            total += batch * layer.state_elements * 2
+        return total
+
+    longest = session.model.max_position_embeddings or 1 << 20
+    fitting = [(b, c) for b, c in wanted if size(b, c) <= most and c <= longest]
+    return sorted(fitting, key=lambda point: -size(*point))
+
+
+def _cached(layer: stack.Layer, context: int) -> int:
+    """Entries that a step reads: the window's where there is one, in whole pages."""
+    held = context if layer.window is None else min(context, layer.window)
+    return -(-held // PAGE) * PAGE
+
+
+def time_step(session: Session, held: Held, batch: int, context: int) -> Point:
+    """Seconds of the whole model's step; layers that are not held count as the mean of those that are."""
+    device, spec = session.device, session.layout.spec
+    dims = [layer.head.head_dim for layer in held.layers if layer.head is not None]
+    scratch = stack.Scratch.of(batch, spec.hidden_size, max(dims, default=2), device.torch_device)
+    attends, names = _attends(session, held, scratch, batch, context)
+    states = [
+        torch.ones((batch, layer.state_elements), dtype=stack.DTYPE, device=device.torch_device)
+        if layer.state_elements else None
+        for layer in held.layers
+    ]  # fmt: skip
+
+    def head() -> Any:
+        between.add_norm(scratch.x, scratch.rest, held.layers[0].norm, scratch.normed)
+        return scratch.normed @ held.head.t()
+
+    def whole() -> Any:
+        for index, layer in enumerate(held.layers):
+            stack.run_layer(layer, scratch, attends.get(index), states[index])
+        return head()
+
+    samples = session.limits.samples
+    seconds = timing.sample(device, whole, samples=samples)
+    if len(held.layers) < spec.num_layers:
+        alone = median(timing.sample(device, head, samples=samples))
+        grown = spec.num_layers / len(held.layers)
+        seconds = [alone + max(s - alone, 0.0) * grown for s in seconds]
+    return Point(batch, context, tuple(seconds), ", ".join(dict.fromkeys(names)) or "no attention")
+
+
+def _attends(
+    session: Session, held: Held, scratch: stack.Scratch, batch: int, context: int
+) -> tuple[dict[int, Callable[[torch.Tensor], torch.Tensor]], list[str]]:
+    """(layer -> its attention, names of the paths that were picked)."""
+    found: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {}
+    names = []
+    groups: dict[tuple[HeadShape, int], list[int]] = {}
+    for index, layer in enumerate(held.layers):
+        if layer.head is not None:
+            length = context if layer.window is None else min(context, layer.window)
+            groups.setdefault((layer.head, length), []).append(index)
+    for (shape, length), indices in groups.items():
+        pages = batch * -(-length // PAGE)
+        pool = held.pools.get(shape)
+        if pool is None or pool.blocks < pages * len(indices):
+            held.pools.pop(shape, None)
+            pool = store.allocate(
+                shape, held.fmt, pages * len(indices), PAGE, session.device.torch_device,
+                transposed=choose.transposed(session.device, held.fmt),
+            )  # fmt: skip
+            store.fill_random(pool, session.seed)
+            held.pools[shape] = pool
+        work = choose.over_pool(session.device, pool, len(indices), batch, length, session.seed)
+        several = session.device.is_cuda and not session.limits.quick
+        picked = choose.pick(work, choose.paths(work, several=several), samples=3, check=False)
+        if picked is None:
+            continue
+        names.append(picked.path.name)
+        for copy, index in enumerate(indices):
+            found[index] = _bound(work, picked.path.run, copy, scratch)
+    return found, names
+
+
+def _bound(
+    work: choose.Workload, run: Callable[[int], None], copy: int, scratch: stack.Scratch
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    def attend(y: torch.Tensor) -> torch.Tensor:
+        width = work.q.shape[1] * work.q.shape[2]
+        if y.shape[1] >= width:
+            between.rotate(y, scratch.turn, work.q)
+        run(copy)
+        return work.out.flatten(1)
+
+    return attend
+
+
+def _between(session: Session) -> Row:
+    """Norms, rotary positions and gate of one layer, on activations that stay in the cache; sets ``layer_seconds``."""
+    from kvplan.probe.session import MeasuredFigure
+
+    device, spec = session.device, session.layout.spec
+    shape = next((s for _, m in spec.mixers() if (s := head_shape(m)) is not None), None)
+    dim, heads = (shape.head_dim, shape.query_heads) if shape else (128, max(1, spec.hidden_size // 128))
+    ffns = [getattr(f, "intermediate_size", 0) for b in spec.blocks.values() for f in b.ffns]
+    wide = max(ffns, default=spec.hidden_size)
+    chains, found = 8 if device.is_cuda else 1, []
+    for batch in (1, 8, 64) if device.is_cuda else (1, 4):
+        scratch = stack.Scratch.of(batch, spec.hidden_size, dim, device.torch_device)
+        norm = torch.ones(spec.hidden_size, dtype=stack.DTYPE, device=device.torch_device)
+        y = torch.randn((batch, max(2 * wide, heads * dim)), device=device.torch_device).to(stack.DTYPE)
+        q = torch.empty((batch, heads, dim), dtype=stack.DTYPE, device=device.torch_device)
+        out = torch.empty((batch, wide), dtype=stack.DTYPE, device=device.torch_device)
+
+        def work(scratch: Any = scratch, norm: Any = norm, y: Any = y, q: Any = q, out: Any = out) -> None:
+            for _ in range(chains):
+                between.add_norm(scratch.x, scratch.rest, norm, scratch.normed)
+                between.rotate(y, scratch.turn, q)
+                between.add_norm(scratch.x, scratch.rest, norm, scratch.normed)
+                between.gate(y[:, : 2 * wide].contiguous() if y.shape[1] > 2 * wide else y, out)
+
+        found += timing.sample(device, work, samples=max(3, session.limits.samples // 2), per=chains)
+    session.figures.layer_seconds = MeasuredFigure.of(found)
+    stated = session.speed()
+    predicted = None if isinstance(stated, str) else stated.rates.layer_seconds
+    return row(
+        "decode", "between the kernels of a layer", predicted=predicted, measured=found, unit="s",
+        note="two norms with residuals, rotary positions, gate; predicted is what the package states for engines",
+    )  # fmt: skip
+
+
+def predicted_seconds(setup: Setup | str, batch: int, context: int) -> float | None:
+    """The planner's step; None where it says nothing."""
+    if isinstance(setup, str):
+        return None
+    return float(decode.step(setup.works, setup.rates, setup.layout, batch, context).seconds)
+
+
+def _point_rows(session: Session, held: Held, points: list[Point]) -> list[Row]:
+    before, after = session.speed(), session.speed(session.calibration())
+    part = "" if len(held.layers) == session.layout.spec.num_layers else f"{len(held.layers)} layers, scaled; "
+    rows, misses, stated = [], [], []
+    for point in sorted(points):
+        now = predicted_seconds(after, point.batch, point.context)
+        first = predicted_seconds(before, point.batch, point.context)
+        middle = median(point.seconds)
+        notes = [f"{point.batch / middle:,.0f} tokens/s"]
+        if not isinstance(after, str):
+            parts = decode.step(after.works, after.rates, after.layout, point.batch, point.context)
+            notes.append(f"bound by {decode.bound(parts) or 'memory'}")
+            if session.figures.read_bytes_per_second is not None:
+                read = _bytes_read(after, point.batch, point.context)
+                notes.append(f"{read / middle / session.figures.read_bytes_per_second.value:.0%} of the read ceiling")
+        if first is not None:
+            stated.append(abs(first / middle - 1))
+            notes.append(f"before calibration {first * 1e3:.2f} ms ({first / middle - 1:+.1%})")
+        if now is not None:
+            misses.append(abs(now / middle - 1))
+        rows.append(
+            row(
+                "decode", f"step, {held.fmt} cache, {point.batch} x {point.context}", predicted=now,
+                measured=point.seconds, unit="s", note=f"{part}{'; '.join(notes)}; {point.cache}",
+            )
+        )  # fmt: skip
+    plain = not any(layer.experts or (layer.head and layer.head.latent) for layer in held.layers)
+    return rows + _summaries(session, misses, stated, plain)
+
+
+def _bytes_read(setup: Setup, batch: int, context: int) -> float:
+    from kvplan.planning.speed import work as of
+
+    return float(sum(of.weight_bytes(w, batch) + batch * of.kv_bytes(w, context) for w in setup.works))
+
+
+def _summaries(session: Session, misses: list[float], stated: list[float], plain: bool) -> list[Row]:
+    rows = []
+    middle, worst = (MEDIAN_MISS, WORST_MISS) if plain else (OTHER_MEDIAN_MISS, OTHER_WORST_MISS)
+    judged = 0.0 if session.device.is_cuda else None
+    bounds = [("median miss of predicted steps", misses, 0.5, middle),
+              ("miss of nine in ten predicted steps", misses, 0.9, worst),
+              ("median miss before calibration", stated, 0.5, STATED_MISS)]  # fmt: skip
+    for name, found, share, bound in bounds:
+        if found:
+            rows.append(
+                row(
+                    "decode", name, predicted=bound, measured=quantile(found, share), unit="ratio", tolerance=judged,
+                    sense="at_most", note=f"over {len(found)} points; predicted is the bound",
+                )
+            )  # fmt: skip
+    return rows

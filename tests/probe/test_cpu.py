@@ -1,0 +1,224 @@
+"""The sections on a CPU: real allocations, real block tables, real arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the probe's extra is not installed")
+
+from kvplan.errors import InputError
+from kvplan.probe import blocks, correctness, memory, ram, run
+from kvplan.probe.device import detect
+from kvplan.probe.mixers import build_mixer
+from kvplan.probe.quantise import expected_error, round_trip
+from kvplan.probe.receipt import Row
+from kvplan.probe.session import MeasuredFigure, Session
+from kvplan.sources import find_model
+from kvplan.spec.formats import get_format
+from kvplan.units import MIB
+
+from .conftest import H200
+
+
+def session_of(model: str, engine: str = "vllm", megabytes: int = 64, **settings: Any) -> Session:
+    """A quick session on the CPU."""
+    request = run.Request(find_model(model), engine, settings, detect("cpu"), megabytes * MIB, quick=True)
+    return run.open_session(request, lambda text: None)
+
+
+def failed(rows: list[Row]) -> list[tuple[str, float | None, float | None]]:
+    """Rows that do not agree, but for those that a busy machine moves."""
+    return [(r.name, r.predicted, r.measured) for r in rows if r.passed is False and "resident" not in r.name]
+
+
+@pytest.mark.parametrize(
+    "model", ["llama-3.2-1b", "gemma-3-4b", "deepseek-v2-lite", "falcon-h1-7b", "whisper-large-v3"]
+)
+def test_every_kind_and_format_has_the_predicted_bytes(model: str) -> None:
+    rows = memory.measure(session_of(model))
+    assert failed(rows) == []
+    judged = [r for r in rows if r.passed is not None]
+    assert len(judged) >= 8
+    assert {r.tolerance for r in judged} <= {0.0, memory.RSS_TOLERANCE}
+
+
+def test_the_resident_set_grows_by_what_is_written() -> None:
+    rows = [r for r in memory.measure(session_of("llama-3.2-1b")) if "resident" in r.name]
+    if not rows:
+        pytest.skip("this system does not say what is resident")
+    for row in rows:  # other threads of this test run may allocate too: the tolerance is wider than the probe's
+        assert row.measured == pytest.approx(row.predicted, rel=0.1)
+
+
+def test_a_wrong_formula_shows() -> None:
+    """The same model with one head size off by one element: what is allocated is not what is predicted."""
+    session = session_of("llama-3.2-1b")
+    layer = session.layout.layers[3]
+    wrong = layer._replace(streams=tuple(s._replace(entry_bytes=s.entry_bytes + 2) for s in layer.streams))
+    session.layout = session.layout._replace(
+        layers=tuple(wrong if x is layer else x for x in session.layout.layers)
+    )  # fmt: skip
+    assert failed(memory._of_layout(session, "bf16", session.layout))
+
+
+def test_the_pool_of_an_engine_holds_its_bytes() -> None:
+    rows = memory._pool(session_of("llama-3.2-1b", kv_cache_dtype="fp8"))
+    assert [r.passed for r in rows if "tensors" in r.name] == [True]
+    assert "blocks of 16 tokens" in rows[0].note
+
+
+def test_block_tables_share_and_copy() -> None:
+    session = session_of("llama-3.2-1b")
+    rows = {r.name: r for r in blocks.measure(session)}
+    assert failed(list(rows.values())) == []
+    tables = session.exhibits["blocks"]
+    first = tables["shared"][0]
+    assert all(table == first for table in tables["shared"])
+    whole = tables["prefix"] // tables["block_size"]
+    assert all(table[:whole] == first[:whole] for table in tables["diverged"])
+    last = [table[whole] for table in tables["diverged"]]
+    assert len(set(last)) == len(last)  # after divergence nobody writes where another reads
+    assert rows["copy on write: blocks copied"].measured == 3
+    assert rows["paged: waste"].measured < rows["contiguous: waste"].measured / 3  # type: ignore[operator]
+
+
+def test_a_write_without_copying_would_be_seen() -> None:
+    import torch
+
+    pool = blocks.BlockPool(8, 4, 3, "cpu")
+    first: list[int] = []
+    texts = [torch.arange(18, dtype=torch.int16).reshape(6, 3), 100 + torch.arange(18, dtype=torch.int16).reshape(6, 3)]
+    pool.write(first, 0, texts[0])
+    second = pool.share(first)
+    pool.users = [min(count, 1) for count in pool.users]  # as if nobody else read these blocks
+    pool.write(second, 2, texts[1][2:])
+    assert blocks._same("wrong", pool, [first], texts[:1]).passed is False
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        ("llama-3.2-1b", {"full"}), ("gemma-3-4b", {"full", "sliding"}), ("deepseek-v2-lite", {"mla"}),
+        ("llama-4-scout", {"full", "chunked"}), ("falcon-h1-7b", {"full", "mamba2"}),
+    ],
+)  # fmt: skip
+def test_the_cache_changes_no_result(model: str, kinds: set[str]) -> None:
+    session = session_of(model)
+    found = set()
+    for layer, mixer in correctness._mixers(session):
+        built = build_mixer(correctness.shortened(mixer), 0, "cpu")
+        if built is None:
+            continue
+        assert built.proof_tokens(True) > (getattr(correctness.shortened(mixer), "window", None) or 0)
+        rows = correctness._equal(layer.kind, built, session)
+        assert failed(rows) == []
+        assert len(rows) == 2
+        found.add(layer.kind)
+    assert kinds <= found
+
+
+def test_a_forgotten_entry_would_be_seen() -> None:
+    session = session_of("gemma-3-4b")
+    mixer = next(m for x, m in correctness._mixers(session) if x.kind == "sliding")
+    built: Any = build_mixer(replace(mixer, window=16), 0, "cpu")  # type: ignore[call-arg]
+    x = built.inputs(40, 1)
+    right = built.decode(x, 16)
+    built.key, built.value = (s._replace(window=15) for s in (built.key, built.value))  # forgets one too early
+    assert float((built.decode(x, 16) - right).abs().max()) > 1e-3
+
+
+def test_work_of_a_step_grows_with_the_length_and_with_its_square() -> None:
+    session = session_of("llama-3.2-1b")
+    mixer = correctness._mixers(session)[0][1]
+    rows = correctness._growth(session, mixer, "cpu")
+    assert failed(rows) == []
+    exponents = [r.measured for r in rows if r.name.startswith("work") and "exponent" in r.name]
+    assert exponents == pytest.approx([1, 2], abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head", "int4_g32", "q8_0"])
+def test_formats_err_as_their_grid_says(name: str) -> None:
+    import torch
+
+    fmt = get_format(name)
+    rows = torch.randn((512, 4, 128), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    back = round_trip(fmt, rows)
+    error = float((back - rows).norm() / rows.norm())
+    assert error == pytest.approx(expected_error(fmt, 4, 128), rel=0.06)
+
+
+def test_a_step_in_ram_is_predicted_from_its_bytes() -> None:
+    session = session_of("smollm2-135m")
+    assert ram.measure(session) == []  # nothing says yet how fast memory is read
+    session.figures.read_bytes_per_second = MeasuredFigure.of([1e9])
+    rows = ram.measure(session)
+    assert [r.name for r in rows] == [f"float32 step in RAM, {b} x {c:,}" for b, c in ram.POINTS]
+    for row, (batch, context) in zip(rows, ram.POINTS, strict=True):
+        layers = int(row.note.split()[0])
+        weights = 576 * (576 + 2 * 192 + 3 * 1536) + 576 * 576  # q, k, v, gate, up, down; output
+        cache = batch * context * 2 * 3 * 64
+        assert row.predicted == pytest.approx(layers * (weights + cache) * 4 / 1e9)
+        assert row.predicted * 1e9 <= session.limits.max_bytes / 2
+        assert row.measured is not None
+        assert row.measured > 0
+
+
+def test_limits_of_memory() -> None:
+    device = detect("cpu")
+    assert run.allowed_bytes(device, None) <= run.CPU_BYTES
+    assert run.allowed_bytes(replace(device, kind="cuda", free_bytes=100 << 30), None) == int(0.9 * (100 << 30))
+    with pytest.raises(InputError, match="more than"):
+        run.allowed_bytes(device, device.free_bytes + 1)
+    with pytest.raises(InputError, match="too little"):
+        run.allowed_bytes(device, MIB)
+
+
+def test_a_busy_card_is_refused(fake_nvml: Any) -> None:
+    from kvplan.probe import nvml
+
+    def card(**changes: Any) -> Any:
+        fake_nvml({**H200, **changes})
+        return replace(detect("cpu"), kind="cuda", nvml=nvml.all_facts()[0])
+
+    run.refuse_busy(card())
+    with pytest.raises(InputError, match=r"1 other process holds 3 GiB"):
+        run.refuse_busy(card(used=3 << 30, processes=((1, 3 << 30),)))
+    with pytest.raises(InputError, match="busy"):
+        run.refuse_busy(card(used=3 << 30))  # a container hides who
+    run.refuse_busy(card(used=10 << 20, processes=((1, 10 << 20),)))
+
+
+def test_out_of_memory_in_a_section_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(session: Session) -> list[Row]:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr(blocks, "measure", measure)
+    request = run.Request(
+        find_model("llama-3.2-1b"), "vllm", {}, detect("cpu"), 128 * MIB, quick=True, sections=("blocks", "device")
+    )
+    receipt = run.validate(request)
+    assert [r.name for r in receipt.rows if r.section == "blocks"] == ["out of memory"]
+    assert not receipt.complete
+    assert any(r.section == "device" for r in receipt.rows)
+
+
+def test_an_interruption_frees_and_gives_back_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(session: Session) -> list[Row]:
+        raise KeyboardInterrupt
+
+    released: list[bool] = []
+    device_class = type(detect("cpu"))
+    monkeypatch.setattr(blocks, "measure", measure)
+    monkeypatch.setattr(device_class, "release", lambda self: released.append(True))
+    request = run.Request(
+        find_model("llama-3.2-1b"), "vllm", {}, detect("cpu"), 128 * MIB, quick=True, sections=("device", "blocks")
+    )
+    so_far: list[run.Receipt] = []
+    with pytest.raises(KeyboardInterrupt):
+        run.validate(request, stopped=so_far.append)
+    assert [r.section for r in so_far[0].rows] == ["device", "device"]
+    assert so_far[0].complete is False
+    assert released

@@ -1,0 +1,53 @@
+"""Lines through times."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.probe.fit import line, measured_line, worst_miss
+
+
+def test_a_line_is_found_again() -> None:
+    points = [(x, x / 4e12 + 7e-6) for x in (1.7e7, 1.3e8, 2.7e8, 1.1e9)]
+    rate, start, miss = line(points)
+    assert rate == pytest.approx(4e12)
+    assert start == pytest.approx(7e-6)
+    assert miss == pytest.approx(0, abs=1e-12)
+
+
+def test_measured_times_of_a_kernel() -> None:
+    """bf16 attention on one H200: 17 MB to 1.1 GB in 10.2 to 239 us is 4.5 TB/s and 7 us within 3.2 %."""
+    points = [(16777216, 10.2e-6), (67108864, 22.1e-6), (134217728, 37.6e-6), (268435456, 66.3e-6),
+              (268435456, 63.9e-6), (1073741824, 239.3e-6), (1073741824, 240.8e-6)]  # fmt: skip
+    rate, start, miss = line(points)
+    assert 4.5e12 < rate < 4.6e12
+    assert 6.5e-6 < start < 7.1e-6
+    assert 0.02 < miss < 0.033
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.floats(0.8, 1.25)), min_size=3, max_size=8,
+                unique_by=lambda p: p[0]), st.floats(0.9, 1.1), st.floats(0.5, 2.0))  # fmt: skip
+def test_no_other_line_misses_less(noise: list[tuple[int, float]], tilt: float, lift: float) -> None:
+    points = [(x * 1e7, (x * 1e7 / 4e12 + 8e-6) * factor) for x, factor in noise]
+    rate, start, miss = line(points)
+    assert start >= 0
+    assert worst_miss(points, 1 / rate, start) == pytest.approx(miss)
+    assert worst_miss(points, tilt / rate, start * lift) >= miss - 1e-9
+
+
+def test_too_few_shapes_make_no_line() -> None:
+    assert measured_line([(1e6, 1e-5), (2e6, 2e-5)]) is None
+    with pytest.raises(ValueError, match="two different"):
+        line([(1e6, 1e-5), (1e6, 2e-5)])
+
+
+def test_bounds_hold_the_value_and_say_what_one_point_does() -> None:
+    points = [(1e7, 1e-5), (1e8, 3.2e-5), (2e8, 5.9e-5), (4e8, 1.09e-4), (8e8, 2.4e-4)]
+    found = measured_line(points)
+    assert found is not None
+    for figure in (found.bytes_per_second, found.latency_seconds):
+        assert 0 < figure.low <= figure.value <= figure.high
+    assert found.bytes_per_second.high > found.bytes_per_second.low
+    assert found.latency_seconds.samples == 5

@@ -1,0 +1,58 @@
+"""On a real GPU: what the allocator and the driver say, to the byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplan.probe import run
+from kvplan.probe.allocator import reserve
+from kvplan.probe.device import detect
+from kvplan.probe.memory import Shape, allocated
+from kvplan.sources import find_model
+
+torch = pytest.importorskip("torch", reason="the probe's extra is not installed")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-3-27b", "deepseek-v3", "falcon-h1-7b"])
+def test_memory_blocks_and_correctness_hold(model: str) -> None:
+    request = run.Request(
+        find_model(model), "vllm", {}, detect("cuda"), quick=True,
+        sections=("device", "memory", "blocks", "correctness"),
+    )  # fmt: skip
+    receipt = run.validate(request)
+    assert [(r.name, r.predicted, r.measured) for r in receipt.rows if r.passed is False] == []
+    assert receipt.counts.passed > 30
+
+
+def test_the_card_is_filled_to_the_predicted_block() -> None:
+    request = run.Request(
+        find_model("llama-3.1-8b"), "vllm", {}, detect("cuda"), quick=True, fill=True, sections=("fill",)
+    )
+    receipt = run.validate(request)
+    assert [(r.name, r.predicted, r.measured) for r in receipt.rows if r.passed is False] == []
+    assert receipt.counts.passed == 4
+
+
+@pytest.mark.parametrize("sizes", [[512] * 5000, [3 << 20] * 7, [1, 700_000, 11 << 20, 2_000_001] * 9])
+def test_the_allocators_arithmetic(sizes: list[int]) -> None:
+    device = detect("cuda")
+    with allocated(device, [Shape("uint8", (size,)) for size in sizes]) as held:
+        assert not isinstance(held, str)
+    model = reserve(sizes)
+    assert held.allocated_bytes == model.allocated_bytes
+    assert held.reserved_bytes == model.reserved_bytes
+
+
+def test_nothing_is_left_behind() -> None:
+    device = detect("cuda")
+    torch.empty(1, device="cuda")
+    device.release()
+    before = torch.cuda.memory_reserved(device.index)
+    run.validate(run.Request(find_model("llama-3.2-1b"), "vllm", {}, device, quick=True, sections=("memory", "blocks")))
+    device.release()
+    assert torch.cuda.memory_reserved(device.index) <= before

@@ -1,0 +1,63 @@
+"""The clock of the probe."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.probe import timing
+
+
+def device(**facts: Any) -> Any:
+    """A device of which timing needs little."""
+    return SimpleNamespace(**{"is_cuda": False, "l2_bytes": None, "synchronize": lambda: None, **facts})
+
+
+@given(st.integers(1, 1 << 31), st.integers(1, 1 << 37))
+def test_copies_defeat_the_cache_or_fill_the_limit(each: int, limit: int) -> None:
+    card = device(is_cuda=True, l2_bytes=50 << 20)
+    copies = timing.copies_for(card, each, limit)
+    assert copies >= 1
+    assert copies == 1 or copies * each <= limit
+    if limit >= 200 * (50 << 20):
+        assert copies * each >= timing.CACHES_OVER * (50 << 20) or (copies + 1) * each > limit
+        assert copies >= min(timing.LEAST_COPIES, max(1, limit // each))
+
+
+def test_a_sample_is_the_time_of_one_part() -> None:
+    calls = []
+
+    def work() -> None:
+        calls.append(None)
+        time.sleep(0.006)
+
+    found = timing.sample(device(), work, samples=4, per=3)
+    assert len(found) == 4
+    assert all(seconds >= 0.002 for seconds in found)
+    assert len(calls) == 1 + 4  # one to warm up; a pass of 6 ms is long enough alone
+
+
+def test_short_work_is_repeated_within_a_sample() -> None:
+    calls = []
+    timing.sample(device(), lambda: calls.append(None), samples=2)
+    assert len(calls) > 100
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_the_work() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    from kvplan.probe.device import detect
+
+    card, x = detect("cuda"), torch.zeros(4, device="cuda")
+    found = timing.sample(card, lambda: x.add_(1), samples=5, warm=2)
+    assert len(found) == 5
+    assert all(0 < seconds < 1 for seconds in found)
+    assert x.unique().numel() == 1
+    assert x[0] >= 2 + 1 + 5  # warm passes, at least one warm replay, the samples; recording runs nothing
