@@ -23,11 +23,17 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("kvplan.cli.plan", "does this deployment fit, how many tokens and requests"),
     "explain": ("kvplan.cli.explain", "where each byte per token comes from"),
     "sweep": ("kvplan.cli.sweep", "a grid of plans: any flag varied"),
+    "fit": ("kvplan.cli.fit", "which GPUs, layouts and formats carry a workload, cheapest first"),
     "compare": ("kvplan.cli.compare", "models, formats, attention, engines or layouts side by side"),
     "models": ("kvplan.cli.models", "the models of the catalog, and files of your own"),
     "gpus": ("kvplan.cli.gpus", "the accelerators of the catalog"),
     "engines": ("kvplan.cli.engines", "the engines that are known, their versions and policies"),
     "log": ("kvplan.cli.log", "an engine's start-up log, held against the plan"),
+    "validate": ("kvplan.cli.validate", "the same predictions, measured on this machine"),
+    "simulate": ("kvplan.cli.simulate", "a request trace through the memory and the scheduler"),
+    "trace": ("kvplan.cli.trace", "what is in a request trace"),
+    "check": ("kvplan.cli.check", "sizing rules of a repository, held in CI"),
+    "diff": ("kvplan.cli.diff", "two results of check, and what changed"),
     "formats": ("kvplan.cli.formats", "the storage formats of caches and weights"),
     "completion": ("kvplan.cli.completion", "a script that lets your shell complete verbs, flags and names"),
 }
@@ -237,6 +243,8 @@ class LazyGroup(Group):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
     def overview(self, ctx: Any) -> str:
+        from textwrap import wrap
+
         shown = [(f"kvplan {line}", text) for line, text in EXAMPLES if line.split()[0] in VERBS]
         width = max(len(line) for line, _ in shown)
         lines = [f"  {line.ljust(width)}   {text}" for line, text in shown]
@@ -246,7 +254,7 @@ class LazyGroup(Group):
                 "",
                 *lines,
                 "",
-                f"Commands: {', '.join(VERBS)}.",
+                *wrap(f"Commands: {', '.join(VERBS)}.", 96, subsequent_indent="  "),
                 "`kvplan COMMAND --help` explains one.",
             ]
         )

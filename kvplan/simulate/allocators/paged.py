@@ -1,0 +1,332 @@
+"""Paged memory: blocks of one pool, handed out as sequences grow; the groups of hybrid models share the pool.
+
+A sequence of t tokens takes ``ceil(t / block)`` blocks of every group that keeps all tokens, at most a window's
+blocks of a windowed group, and a fixed number for states. While a sequence decodes, its next block is due at a step
+that is known beforehand: `Ring` counts by residue how many sequences take a block in which step, so that many
+steps in which nothing else happens are one addition.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvplan.simulate.allocators.prefix import PrefixCache
+from kvplan.simulate.allocators.shape import Ring, Shape, Window
+
+if TYPE_CHECKING:
+    from kvplan.simulate.request import Request
+
+
+_UNKNOWN = (-1, 0)
+"""The `Request.cursor` of a sequence that came back from host memory: none of its blocks can be found."""
+
+
+class PagedMemory:
+    """The blocks of one replica.
+
+    Args:
+        capacity: blocks that can be handed out.
+        shape: what sequences take.
+    """
+
+    paged = True
+
+    def __init__(self, capacity: int, shape: Shape) -> None:
+        self.capacity = capacity
+        self.shape = shape
+        self.free = capacity
+        """Blocks that hold nothing."""
+        self.cache = PrefixCache()
+        self.tokens = 0
+        """Distinct tokens that live sequences keep."""
+        self.other = 0
+        """Blocks of windows and states."""
+        self.rings = [Ring(size) for size in shape.whole]
+        self.window_rings = [Ring(w.block) for w in shape.windows]
+        self.span_blocks = shape.span_blocks if shape.span else 0
+        self.per_token = sum(1 / size for size in shape.whole)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had, idle ones of the prefix cache included."""
+        return self.free + self.cache.idle_spans * self.span_blocks
+
+    @property
+    def used(self) -> int:
+        """Blocks that live sequences hold."""
+        return self.capacity - self.available
+
+    def fits_alone(self, request: Request) -> bool:
+        """Whether an empty pool holds the request to its end, and lets it in again just before, were it preempted."""
+        shape, length = self.shape, request.final_tokens
+        again = shape.wanted(length) + (request.samples - 1) * (len(shape.whole) + shape.other_blocks(length))
+        return max(shape.blocks(length) * request.samples, again) <= self.capacity
+
+    def admit(self, request: Request, budget: int) -> int | None:
+        """Let a request in with what is cached of it; None: there is no room.
+
+        Args:
+            budget: tokens that the step can still compute.
+
+        Returns:
+            tokens of the prompt that need not be computed.
+        """
+        shape, span = self.shape, self.shape.span
+        found = idle = 0
+        if span:
+            _plan(request, span)
+            found, idle = self.cache.find(request.plan, (request.target - 1) // span)
+        hit = found * span
+        first = request.target if shape.reserve_prompt else min(request.target, hit + budget)
+        need = shape.wanted(first) - (found - idle) * self.span_blocks
+        need += (request.samples - 1) * self._copies(request)
+        if need > self.available:
+            return None
+        if found:
+            request.holds = self.cache.take(request.plan, found)
+            request.registered = found
+            request.cursor = _cursor(request.plan, found)
+            self.tokens += idle * span
+        self._get(shape.fixed)
+        self.other += shape.fixed
+        request.computed = hit
+        if shape.windows and hit:
+            kept = shape.other_blocks(hit) - shape.fixed
+            self._get(kept)
+            self.other += kept
+        return hit
+
+    def extend(self, request: Request, end: int) -> bool:
+        """Room for the prompt's tokens up to `end`; False: there is none, and nothing has changed."""
+        shape, start = self.shape, request.computed
+        others = shape.other_blocks(end) - (shape.other_blocks(start) or shape.fixed)
+        more = shape.chunk_blocks(start, end)
+        whole = shape.whole_blocks(end) - shape.whole_blocks(start)
+        last = end == request.target
+        copies = (request.samples - 1) * self._copies(request) if last else 0
+        need = whole + others + more + copies
+        if need > self.available:
+            return False
+        self._get(need)
+        self.other += others + more
+        request.extra_blocks = more
+        self.tokens += end - start
+        if last and request.samples > 1:
+            request.forked = True
+            self.tokens += (request.samples - 1) * self._copied_tokens(request)
+            self.other += (request.samples - 1) * shape.other_blocks(end)
+        if shape.span:
+            self._register(request, end // shape.span - start // shape.span)
+        return True
+
+    def settle(self, request: Request) -> None:
+        """The step of a chunk is done: blocks behind the windows are free again."""
+        if request.extra_blocks:
+            self.free += request.extra_blocks
+            self.other -= request.extra_blocks
+            request.extra_blocks = 0
+
+    def _copied_tokens(self, request: Request) -> int:
+        """Tokens of a prompt's last, partial blocks, which each further sample copies before it writes."""
+        return request.target % max(self.shape.whole, default=1)
+
+    def _copies(self, request: Request) -> int:
+        """Blocks of one further sample: copies of partial blocks, and windows and states of its own."""
+        partial = sum(1 for size in self.shape.whole if request.target % size)
+        return partial + self.shape.other_blocks(request.target)
+
+    def _register(self, request: Request, count: int) -> None:
+        """Put `count` more whole spans of a request into the prefix cache."""
+        index, at = request.cursor
+        plan = request.plan
+        while count:
+            key, spans = plan[index]
+            part = min(count, spans - at)
+            holds = request.holds
+            held = holds[-1][1] if holds and holds[-1][0] == key else 0
+            if part and held == at and self.cache.insert(key, at, part):
+                if held:
+                    holds[-1][1] = at + part
+                else:
+                    holds.append([key, part])
+                request.registered += part
+            at, count = at + part, count - part
+            if at == spans and index + 1 < len(plan):
+                index, at = index + 1, 0
+            elif not part:
+                break
+        request.cursor = index, at
+
+    def restore(self, request: Request, tokens: int) -> bool:
+        """Room for a sequence of `tokens` tokens that comes back from host memory, and for its next token."""
+        if self.shape.blocks(tokens + 1) * request.samples > self.available:
+            return False
+        self._get(self.shape.blocks(tokens) * request.samples)
+        self.other += self.shape.other_blocks(tokens) * request.samples
+        self.tokens += tokens * request.samples
+        request.forked = request.apart = request.samples > 1
+        request.holds, request.registered, request.plan, request.cursor = [], 0, [], _UNKNOWN
+        return True
+
+    def _get(self, count: int) -> None:
+        if count > self.free:
+            spans = -(-(count - self.free) // self.span_blocks)
+            self.cache.evict(spans)
+            self.free += spans * self.span_blocks
+        self.free -= count
+
+    def join(self, request: Request, step: int, length: int) -> int:
+        """The request decodes from the step after `step` on.
+
+        Returns:
+            the step after which its windows are full, or 0: they are, or there are none.
+        """
+        for ring in self.rings:
+            ring.change(step, length, request.samples)
+        last = 0
+        for ring, window in zip(self.window_rings, self.shape.windows, strict=True):
+            if -(-length // window.block) < window.most:
+                ring.change(step, length, request.samples)
+                last = max(last, step + (window.most - 1) * window.block + 1 - length)
+        return last
+
+    def leave(self, request: Request, step: int) -> None:
+        """The request no longer decodes; `step` is the last step that was done."""
+        base, length = request.base_step, request.base_length
+        for ring in self.rings:
+            ring.change(base, length, -request.samples)
+        for ring, window in zip(self.window_rings, self.shape.windows, strict=True):
+            if -(-length // window.block) < window.most and not _full(request, window, step):
+                ring.change(base, length, -request.samples)
+
+    def fill(self, request: Request, step: int) -> int:
+        """Windows that are full after `step` leave their rings.
+
+        Returns:
+            the next step at which that happens, or 0.
+        """
+        later = 0
+        base, length = request.base_step, request.base_length
+        for ring, window in zip(self.window_rings, self.shape.windows, strict=True):
+            at = base + (window.most - 1) * window.block + 1 - length
+            if -(-length // window.block) < window.most:
+                if at == step:
+                    ring.change(base, length, -request.samples)
+                elif at > step and (not later or at < later):
+                    later = at
+        return later
+
+    def growth(self, step: int, steps: int) -> int:
+        """Blocks that decoding sequences take in the `steps` steps after `step`."""
+        return sum(ring.taken(step, steps) for ring in self.rings) + self._window_growth(step, steps)
+
+    def _window_growth(self, step: int, steps: int) -> int:
+        return sum(ring.taken(step, steps) for ring in self.window_rings) if self.window_rings else 0
+
+    def steps(self, step: int, most: int) -> int:
+        """How many steps after `step`, up to `most`, find blocks for every sequence."""
+        room = self.available
+        if room >= self._at_most(most) or self.growth(step, most) <= room:
+            return most
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.growth(step, middle) <= room:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _at_most(self, steps: int) -> int:
+        """Blocks that no `steps` steps exceed, whatever the residues."""
+        return sum((steps // r.size + 1) * r.members for r in (*self.rings, *self.window_rings))
+
+    def grow(self, step: int, steps: int, sequences: int) -> None:
+        """`sequences` sequences grow by a token in each of `steps` steps; there is room (`steps`)."""
+        windows = self._window_growth(step, steps)
+        self.other += windows
+        self._get(sum(ring.taken(step, steps) for ring in self.rings) + windows)
+        self.tokens += steps * sequences
+
+    def release(self, request: Request, tokens: int, *, keep: bool = True) -> None:
+        """All that a request of `tokens` tokens holds is free; its whole spans stay in the prefix cache.
+
+        Args:
+            keep: False: what it holds alone was moved away and is not cached.
+        """
+        shape = self.shape
+        self.settle(request)
+        others = shape.other_blocks(tokens) if tokens else shape.fixed
+        blocks, distinct = others + shape.whole_blocks(tokens), tokens
+        if request.forked:
+            more = request.samples - 1
+            common = 0 if request.apart else sum(request.target // size for size in shape.whole)
+            blocks += more * (blocks - common)
+            others += more * others
+            distinct += more * (tokens if request.apart else tokens - request.target + self._copied_tokens(request))
+            request.forked = request.apart = False
+        self.other -= others
+        self.tokens -= distinct
+        if not shape.span:
+            self.free += blocks
+            return
+        if keep:
+            self._register_output(request, tokens)
+        held = request.registered
+        idle = self.cache.release(reversed(request.holds)) if held else 0
+        self.tokens += (held - idle) * shape.span
+        self.free += blocks - held * self.span_blocks
+        request.holds, request.registered, request.plan = [], 0, []
+
+    def _register_output(self, request: Request, tokens: int) -> None:
+        """The whole spans behind `target` go into the prefix cache: what was generated may be asked for again."""
+        span = self.shape.span
+        more = tokens // span - request.target // span
+        if more <= 0 or request.cursor == _UNKNOWN:
+            return
+        key, spans = request.plan[-1] if request.plan else (None, 0)
+        if key == request.tail:
+            request.plan[-1] = request.tail, spans + more
+            request.cursor = len(request.plan) - 1, spans
+        else:
+            request.plan.append((request.tail, more))
+            request.cursor = len(request.plan) - 1, 0
+        self._register(request, more)
+
+    def level(self) -> tuple[float, float, float, float]:
+        """Blocks (in use, filled with states of tokens, reserved for later, idle in the prefix cache)."""
+        idle = self.cache.idle_spans * self.span_blocks
+        used = self.capacity - self.free - idle
+        stored = self.other + self.tokens * self.per_token
+        return used, stored, 0.0, idle
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Blocks of shared prefixes that had to make room."""
+        return self.cache.evicted_spans * self.span_blocks
+
+
+def _full(request: Request, window: Window, step: int) -> bool:
+    """Whether a decoding request's window was full after `step`."""
+    return request.base_length + step - request.base_step >= (window.most - 1) * window.block + 1
+
+
+def _plan(request: Request, span: int) -> None:
+    """Lay out the whole spans of what a request has to compute: its prompt, and output that it had before."""
+    plan = list(request.spans)
+    more = request.target // span - sum(count for _, count in plan)
+    if more > 0:
+        if plan and plan[-1][0] == request.tail:
+            plan[-1] = request.tail, plan[-1][1] + more
+        else:
+            plan.append((request.tail, more))
+    request.plan, request.cursor = plan, (0, 0)
+
+
+def _cursor(plan: list[tuple[int, int]], done: int) -> tuple[int, int]:
+    """(entry, spans of it) behind the first `done` spans."""
+    for index, (_, count) in enumerate(plan):
+        if done < count:
+            return index, done
+        done -= count
+    return len(plan) - 1, plan[-1][1] if plan else 0

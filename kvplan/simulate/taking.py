@@ -1,0 +1,83 @@
+"""From the values of flags to a trace: read or made, sliced, scaled, timed anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvplan.errors import InputError, UnknownNameError, printable
+from kvplan.simulate.synthetic import retimed, sliced, synthetic
+from kvplan.simulate.traces import Reading, read_trace
+from kvplan.simulate.traces.mooncake import BLOCK_TOKENS
+from kvplan.simulate.traces.table import NAMES as COLUMNS
+
+if TYPE_CHECKING:
+    from kvplan.simulate.trace import Trace
+
+NAMES = (
+    "trace_format", "columns", "trace_block", "chars_per_token", "strict", "start", "end", "limit", "time_scale",
+    "request_rate", "seed", "synthetic",
+)  # fmt: skip
+"""Settings of a trace."""
+
+
+def take_trace(path: str | None, given: dict[str, Any]) -> Trace:
+    """The trace that the flags describe; removes them from `given`.
+
+    Raises:
+        KvplanError: there is none, or it cannot be read.
+    """
+    flags = {name: given.pop(name, None) for name in NAMES}
+    spec = flags["synthetic"]
+    if (path is None) == (spec is None):
+        raise InputError(
+            "which requests? give a file or --synthetic, one of them", where="--trace",
+            hint="--trace FILE, or --synthetic requests=1000,rate=2",
+        )  # fmt: skip
+    if spec is not None:
+        trace = synthetic(spec)
+    else:
+        reading = Reading(
+            flags["trace_format"], bool(flags["strict"]), _columns(flags["columns"]),
+            flags["trace_block"] or BLOCK_TOKENS,
+            _number(flags["chars_per_token"], "--chars-per-token", 4.0),
+        )  # fmt: skip
+        trace = read_trace(str(path), reading)
+    scale = _number(flags["time_scale"], "--time-scale", 1.0)
+    start, end = _number(flags["start"], "--start", 0.0, zero=True), _number(flags["end"], "--end", 0.0)
+    trace = sliced(trace, start=start, end=end or None, limit=flags["limit"], scale=scale)
+    rate = _number(flags["request_rate"], "--request-rate", 0.0)
+    return retimed(trace, rate, _seed(flags["seed"])) if rate else trace
+
+
+def _seed(text: str | None) -> int:
+    if text is None:
+        return 0
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InputError(f"{printable(text, 30)!r} is not a whole number", where="--seed", hint="--seed 1")
+    return int(text)
+
+
+def _columns(text: str | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in text.split(",") if text else ():
+        what, equals, name = part.partition("=")
+        if not equals or not name.strip():
+            raise InputError(
+                f"{printable(part, 40)!r} names no column", where="--columns", hint="--columns prompt=in,output=out"
+            )
+        if what.strip() not in COLUMNS:
+            raise UnknownNameError("kind of column", what.strip(), list(COLUMNS), where="--columns")
+        found[what.strip()] = name.strip()
+    return found
+
+
+def _number(text: str | None, flag: str, otherwise: float, *, zero: bool = False) -> float:
+    if text is None:
+        return otherwise
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not (0 < value < 1e12 or (zero and value == 0)):
+        raise InputError(f"{printable(text, 30)!r} is not a number above 0", where=flag, hint=f"{flag} 1.5")
+    return value
