@@ -58,6 +58,22 @@ def show_gpu(
     output.of(ctx).emit(lambda: _sheet(gpu), {"schema": SCHEMA, "gpus": [payload(gpu)]})
 
 
+@app.command("detect", cls=Verb)
+def detect_gpus(ctx: typer.Context) -> None:
+    """The GPUs of this machine as driver, torch and catalog see them, and where the three differ."""
+    from kvplan.probe.inventory import inventory
+
+    devices, remarks = inventory()
+    plain = {"schema": SCHEMA, "devices": devices, "remarks": remarks}
+    output.of(ctx).emit(lambda: _found(plain), plain, warnings=remarks)
+
+
+def _found(plain: dict[str, Any]) -> Document:
+    from kvplan.render.validation import inventory_report
+
+    return inventory_report(plain)
+
+
 @app.command("lint", cls=Verb)
 def lint_gpus(
     ctx: typer.Context,

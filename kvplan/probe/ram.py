@@ -20,7 +20,7 @@ POINTS = ((1, 128), (1, 2048), (4, 2048))
 TOLERANCE = 3.0
 """A step may take four times what its bytes take at the read rate (1.6 to 2.9 times as long, measured on two shared
 cores): operators cost calls besides, and others read the same memory."""
-_BYTES = 512 << 20
+_BYTES = 1 << 30
 """Of weights and cache together: many times the last-level cache that a core has to itself."""
 
 

@@ -1,0 +1,201 @@
+"""``kvplan validate MODEL``: the same predictions, measured on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvplan.cli import flags, output
+from kvplan.cli.app import SETTINGS
+from kvplan.engines.options import Option
+from kvplan.errors import InputError, KvplanError, UnknownNameError
+
+if TYPE_CHECKING:
+    from kvplan.planning.calibration import Calibration
+    from kvplan.probe.run import Receipt
+    from kvplan.render.grid import Document
+
+app = typer.Typer(**SETTINGS)
+
+PROBE = (
+    Option(
+        "device", ("--device",), "text", "NAME", "cuda, cuda:1, rocm, mps or cpu; default: the best there is", "Probe"
+    ),
+    Option("quick", ("--quick",), "true", "", "fewer shapes and samples: under a minute", "Probe"),
+    Option(
+        "fill", ("--fill",), "true", "", "fill the GPU to the last block, and one beyond (takes all free memory)",
+        "Probe",
+    ),
+    Option(
+        "max_memory", ("--max-memory",), "size", "SIZE", "bytes held at once; default 90 % of free, 2 GiB on a CPU",
+        "Probe",
+    ),
+    Option("busy", ("--busy",), "true", "", "measure although other processes use the GPU", "Probe"),
+    Option("only", ("--only",), "text", "SECTION,...", "these sections alone", "Probe"),
+    Option("save", ("--save",), "text", "FILE", "write what was measured as a calibration", "Probe"),
+    Option("check", ("--check",), "text", "FILE", "exit 1 where this run drifts from that calibration", "Probe"),
+)  # fmt: skip
+_OTHERS = ("gpu", "gpu_memory", "gpu_bandwidth", "calibration", "from_log")
+"""Planning flags that mean nothing here: the device is this machine's."""
+_NAMES = tuple(option.setting for option in PROBE)
+
+
+class ValidateVerb(flags.PlanVerb):
+    """The planning flags, and those of the probe."""
+
+    flags = (*PROBE, *(o for o in flags.PLAN if o.setting not in _OTHERS))
+
+
+@app.command(cls=ValidateVerb)
+def validate(
+    ctx: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="catalog id, hub name, folder, file, or a command line")
+    ],
+) -> int:
+    """Allocates real caches on this machine, times decode, and sets each figure beside the predicted one.
+
+    Needs torch and no engine, no weights, no network. Exit status 1 where a prediction is off.
+    """
+    from kvplan.deployment import find_deployment
+    from kvplan.probe.device import detect
+    from kvplan.probe.run import Request, validate, world_size
+
+    given = flags.read(ctx)
+    asked = {name: given.pop(name) for name in _NAMES if name in given}
+    sections = _sections(asked.get("only"))
+    asked["device"] = _local_device(asked.get("device"))
+    if (ranks := world_size()) > 1:
+        given.setdefault("tensor_parallel_size", ranks)
+    deployment = find_deployment(model, given)
+    device = detect(asked["device"])
+    before = _earlier(asked["check"], device.gpu.id if device.gpu else None) if "check" in asked else None
+    request = Request(
+        deployment.model, deployment.engine, deployment.settings, device, asked.get("max_memory"),
+        asked.get("quick", False), asked.get("fill", False), asked.get("busy", False), sections,
+    )  # fmt: skip
+    out, leads = output.of(ctx), _leads()
+    with StepBar(quiet=out.quiet or not leads) as bar:
+        receipt = validate(
+            request, progress=bar.show, before=before,
+            stopped=lambda so_far: bar.note(f"interrupted after {len(so_far.rows)} rows; everything is freed"),
+        )  # fmt: skip
+    if leads:
+        _answer(out, receipt, (*deployment.warnings, *receipt.warnings), asked.get("save"))
+    return 0 if receipt.agrees else 1
+
+
+def _answer(out: output.Output, receipt: Receipt, warnings: tuple[str, ...], save: str | None) -> None:
+    if save is not None:
+        _save(receipt, save)
+        out.note(f"wrote {save}")
+    plain = receipt.to_dict()
+    out.emit(lambda: _report(plain), plain, warnings=warnings)
+    if not receipt.agrees and (out.format == "json" or out.file is not None):
+        out.note(plain["verdict"]["reason"])
+
+
+def _sections(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    from kvplan.probe.receipt import SECTIONS
+
+    found = tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    for name in found:
+        if name not in SECTIONS:
+            raise UnknownNameError(
+                "section", name, list(SECTIONS), where="--only", more=f"known: {', '.join(SECTIONS)}"
+            )
+    return found or None
+
+
+def _earlier(path: str, gpu: str | None) -> Calibration:
+    from kvplan.planning.calibration import load_calibration
+
+    try:
+        return load_calibration(path, gpu)
+    except KvplanError as error:
+        if error.where == "--calibration":
+            error.where = "--check"
+        raise
+
+
+def _save(receipt: Receipt, path: str) -> None:
+    from kvplan.render.jsonout import write
+
+    if receipt.calibration is None:
+        raise InputError(
+            "nothing was measured that a calibration holds", where="--save",
+            hint="leave --only out, or add bandwidth to it",
+        )  # fmt: skip
+    output.write_file(path, write(receipt.calibration))
+
+
+def _local_device(name: str | None) -> str | None:
+    """The device of this process: under ``torchrun`` every one has a card of its own."""
+    local = os.environ.get("LOCAL_RANK")
+    if local is None or name not in (None, "cuda", "rocm"):
+        return name
+    from kvplan.probe import extras
+
+    torch = extras.torch()
+    kind = name or ("rocm" if torch.version.hip else "cuda")
+    return f"{kind}:{local}" if torch.cuda.is_available() else name
+
+
+def _leads() -> bool:
+    """Whether this process speaks: of those that ``torchrun`` starts, the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _report(plain: dict[str, Any]) -> Document:
+    from kvplan.render.validation import validation_report
+
+    return validation_report(plain)
+
+
+class StepBar:
+    """A bar on a terminal's stderr that says what is being measured; gone at the end."""
+
+    WIDTH = 20
+    NEXT_SECONDS = 0.1
+
+    def __init__(self, *, quiet: bool) -> None:
+        stream = sys.stderr
+        self.quiet = quiet
+        self.silent = quiet or stream is None or not stream.isatty()
+        self.shown, self.next = False, 0.0
+
+    def show(self, text: str, share: float) -> None:
+        """What is done now, and the share of all that is done."""
+        if self.silent or time.monotonic() < self.next:
+            return
+        self.next = time.monotonic() + self.NEXT_SECONDS
+        full = int(share * self.WIDTH)
+        room = max(10, output.terminal_width() - self.WIDTH - 10)
+        self._say(f"\r\033[K[{'#' * full}{'.' * (self.WIDTH - full)}] {share:4.0%} {text[:room]}")
+        self.shown = True
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if self.shown:
+            self._say("\r\033[K")
+        if not self.quiet:
+            output.say(text)
+
+    def _say(self, text: str) -> None:
+        try:
+            print(text, end="", file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            self.silent = True
+
+    def __enter__(self) -> StepBar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.shown:
+            self._say("\r\033[K")

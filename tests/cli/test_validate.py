@@ -1,0 +1,179 @@
+"""``kvplan validate``, ``gpus detect`` and ``--gpu auto`` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.planning.calibration import load_calibration
+
+from .conftest import Run, one_line_error
+
+INSTALL = "pip install 'kvcache-plan[probe]'"
+needs_torch = pytest.mark.skipif(
+    __import__("importlib.util").util.find_spec("torch") is None, reason="the probe's extra is not installed"
+)
+FAST = ("llama-3.2-1b", "--device", "cpu", "--quick", "--max-memory", "64MiB")
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without the extra."""
+    for name in ("torch", "pynvml"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("validate", "llama-3.1-8b"), "torch is not installed"),
+        (("validate", "llama-3.1-8b", "--device", "cuda"), "--device: torch is not installed"),
+        (("plan", "llama-3.1-8b", "--gpu", "auto"), "--gpu auto: nvidia-ml-py is not installed"),
+        (("gpus", "detect"), "nvidia-ml-py is not installed"),
+    ],
+)
+def test_without_the_extra_one_line_says_how_to_get_it(
+    run: Run, without: None, words: tuple[str, ...], what: str
+) -> None:
+    message, hint = one_line_error(run(*words))
+    assert message.endswith(what)
+    assert INSTALL in hint
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--device", "tpu"), "unknown device 'tpu'"),
+        (("--device", "cpu", "--max-memory", "9000TiB"), "--max-memory"),
+        (("--device", "cpu", "--max-memory", "1MiB"), "too little"),
+        (("--device", "cpu", "--max-memory", "8G"), "could be 8GiB or 8GB"),
+        (("--device", "cpu", "--fill"), "--fill: fills a GPU"),
+        (("--device", "cpu", "--only", "sums"), "unknown section 'sums'"),
+        (("--device", "cpu", "--check", "/nowhere/file.json"), "--check: cannot read"),
+        (("--device", "cpu", "-tp", "3"), "--tensor-parallel-size"),
+        (("--device", "cpu", "--only", "blocks", "--save", "x.json"), "--save"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    run: Run, words: tuple[str, ...], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message, _ = one_line_error(run("validate", "llama-3.2-1b", "--quick", *words))
+    assert what in message
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_torch
+def test_a_receipt_is_json_with_every_sample(run: Run) -> None:
+    done = run("validate", *FAST, "--only", "device,memory,blocks,bandwidth", "--json")
+    plain = json.loads(done.out)
+    assert plain["schema"] == "kvplan.validation/1"
+    assert set(plain) >= {"device", "software", "rows", "calibration", "verdict"}
+    for row in plain["rows"]:
+        assert list(row)[:10] == [
+            "section", "name", "predicted", "measured", "unit", "error", "tolerance", "pass", "spread", "samples",
+        ]  # fmt: skip
+        assert row["measured"] is None or row["samples"]
+    assert {row["section"] for row in plain["rows"]} == {"device", "memory", "blocks", "bandwidth"}
+    assert plain["device"]["kind"] == "cpu"
+    assert done.status == (0 if plain["verdict"]["agrees"] else 1)
+
+
+@needs_torch
+def test_a_calibration_is_saved_checked_and_planned_with(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "here.json"
+    done = run("validate", *FAST, "--only", "bandwidth", "--save", str(path))
+    assert done.status == 0, done
+    assert f"wrote {path}" in done.err
+    found = load_calibration(str(path))
+    assert found.read_bandwidth
+    planned = run(
+        "plan", "llama-3.2-1b", "--gpu-memory", "16GiB", "--gpu-bandwidth", "20GB/s", "--engine", "generic",
+        "--calibration", str(path), "--json",
+    )  # fmt: skip
+    assert planned.status == 0, planned
+    assert json.loads(planned.out)["inputs"]["calibration"].startswith("calibration of")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for figure in ("value", "low", "high"):  # ten times as fast as this machine is
+        data["read_bytes_per_second"][figure] *= 10
+    path.write_text(json.dumps(data), encoding="utf-8")
+    checked = run("validate", *FAST, "--only", "bandwidth", "--check", str(path), "--json")
+    assert checked.status == 1
+    drift = [row for row in json.loads(checked.out)["rows"] if row["section"] == "drift"]
+    assert [row["pass"] for row in drift] == [False]
+
+
+@needs_torch
+@pytest.mark.parametrize("shape", ["text", "table", "markdown"])
+def test_the_report_shows_block_tables(run: Run, shape: str) -> None:
+    done = run("validate", *FAST, "--only", "blocks", "--format", shape)
+    assert done.status == 0, done
+    assert "Block tables" in done.out
+    assert "copy on write" in done.out
+    assert "contiguous" in done.out
+
+
+@needs_torch
+def test_an_interruption_ends_with_130_and_writes_nothing(tmp_path: Path) -> None:
+    saved = tmp_path / "never.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvplan", "validate", "llama-3.1-8b", "--device", "cpu", "--save", str(saved)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        time.sleep(6)  # a full run takes minutes: this is in the middle of one
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=50)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert not saved.exists()
+
+
+def test_detect_reads_nvml_without_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.probe.conftest import H200, FakeNvml
+
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([H200]))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = run("gpus", "detect", "--json")
+    assert done.status == 0, done
+    plain: dict[str, Any] = json.loads(done.out)
+    assert plain["schema"] == "kvplan.gpus/1"
+    (device,) = plain["devices"]
+    assert device["gpu"] == "h200-sxm"
+    assert device["nvml"]["theoretical_bandwidth"] == pytest.approx(4.814304e12)
+    shown = run("gpus", "detect", "--format", "text")
+    assert "150,754,820,096 B" in shown.out
+    assert "torch is not installed" in shown.err
+
+
+def test_auto_plans_for_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.probe.conftest import H200, FakeNvml
+
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([H200]))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    here = json.loads(run("plan", "llama-3.1-8b", "--gpu", "auto", "--json").out)
+    known = json.loads(run("plan", "llama-3.1-8b", "--gpu", "h200-sxm", "--json").out)
+    assert here["capacity"] == known["capacity"]
+    assert here["inputs"]["gpu"] == "h200-sxm"
+
+
+def test_a_plan_does_not_load_the_probe(spawn: Run) -> None:
+    code = (
+        "import sys; from kvplan.cli.main import main; main(sys.argv[1:]); "
+        "print([m for m in sys.modules if m.startswith('kvplan.probe')])"
+    )
+    done = spawn("plan", "llama-3.1-8b", "--gpu", "h200-sxm", "--json", "-o", "/dev/null", code=code)
+    assert done.out.strip().endswith("[]")
