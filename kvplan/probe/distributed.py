@@ -30,6 +30,8 @@ CPU_STEP_TOLERANCE = 1.0
 """On a CPU the ranks share cores and memory: the step is shown, within a factor of two."""
 INNER = 10
 """Collectives in one timed run."""
+WARM_REPLAYS = 100
+"""Before a timed run on a GPU: the same number on every rank, or one of them would wait for a message for ever."""
 
 
 Line = tuple[float, float, float]
@@ -213,7 +215,7 @@ def _samples(session: Session, work: Callable[[], Any], per: int = 1) -> list[fl
     """Seconds of a part of `work` on this rank; every rank does it equally often, or a collective would hang."""
     dist, device = extras.torch().distributed, session.device
     if device.is_cuda:
-        return sample(device, work, samples=session.limits.samples, per=per)
+        return sample(device, work, samples=session.limits.samples, per=per, replays=WARM_REPLAYS)
     work()
     found = []
     for _ in range(session.limits.samples):

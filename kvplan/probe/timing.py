@@ -43,7 +43,7 @@ def copies_for(device: ProbeDevice, bytes_each: int, max_bytes: int) -> int:
 
 def sample(
     device: ProbeDevice, work: Callable[[], Any], *, samples: int, per: int = 1, graph: bool = True,
-    warm: int = 2,
+    warm: int = 2, replays: int | None = None,
 ) -> list[float]:  # fmt: skip
     """Seconds of one part of `work`, which holds `per` equal parts; one figure a sample.
 
@@ -51,17 +51,18 @@ def sample(
         work: queues everything of one pass; called again and again, it must do the same each time.
         graph: record `work` into a CUDA graph and time replays (CUDA and ROCm only).
         warm: passes before anything is recorded or timed (compilation, workspaces).
+        replays: passes that warm the device up; None: as many as take `_WARM_SECONDS` here. Ranks that talk to
+            each other need one number, since each of them measures another time.
     """
     if not device.is_cuda:
         return _by_clock(device, work, min(samples, _CPU_SAMPLES), per, 1)
     torch = extras.torch()
     play = record(device, work, warm=warm) if graph else work
-    began = time.perf_counter()
-    while True:
+    began, done = time.perf_counter(), 0
+    while done < replays if replays is not None else not done or time.perf_counter() - began <= _WARM_SECONDS:
         play()
         device.synchronize()
-        if time.perf_counter() - began > _WARM_SECONDS:
-            break
+        done += 1
     marks = []
     for _ in range(samples):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

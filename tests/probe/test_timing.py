@@ -61,3 +61,27 @@ def test_a_graph_replays_the_work() -> None:
     assert all(0 < seconds < 1 for seconds in found)
     assert x.unique().numel() == 1
     assert x[0] >= 2 + 1 + 5  # warm passes, at least one warm replay, the samples; recording runs nothing
+
+
+class Event:
+    """As much of a CUDA event as a sample needs."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self) -> None: ...
+
+    def elapsed_time(self, _end: Event) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.005])
+def test_ranks_that_talk_do_the_same_number_of_passes(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing.extras, "torch", lambda: SimpleNamespace(cuda=SimpleNamespace(Event=Event)))
+    calls = []
+
+    def work() -> None:
+        calls.append(None)
+        time.sleep(seconds)
+
+    timing.sample(device(is_cuda=True), work, samples=3, graph=False, replays=7)
+    assert len(calls) == 7 + 3
