@@ -56,6 +56,8 @@ ALONE_LATER = _mib(150, 0, 320)
 """One GPU from 0.17 on: 0.13 to 0.16 GiB printed by 0.29 and 0.31, 0.0 to 0.22 left over in logs of 0.19 to 0.24."""
 ALONE_SM12 = _mib(430, 200, 650)
 """One GPU of compute capability 12: 0.42 to 0.5 GiB in logs of 0.28 to 0.30."""
+ALONE_AMD = _mib(594, 0, 2300)
+"""One AMD GPU: what two logs call consumed, less weights and tables: 0.58 GiB (gfx1151, 0.27), 2.18 (MI300X, 0.29)."""
 TOGETHER_OLD = _mib(143, 60, 500)
 """Several GPUs before 9.0 or without NVLink, snapshot before NCCL (up to 0.10): 0.14 GiB (over two nodes, which are
 not modelled, 1.0)."""
@@ -76,6 +78,8 @@ def outside_level(settings: Settings, gpu: GpuSpec) -> tuple[Level, str]:
         level = Level(base.typical + more, base.low + more // 2, base.high + more)
         return level, "context and NCCL count: no snapshot before 0.9"
     if not together:
+        if gpu.vendor == "amd":
+            return ALONE_AMD, "logs of two AMD devices, 0.27 and 0.29"
         if major(gpu) == 12 and version >= versions.SNAPSHOT_AFTER_NCCL:
             return ALONE_SM12, "logs of single RTX 5090, 0.28 to 0.30"
         if version >= versions.COLD_COMPILE:
@@ -89,6 +93,9 @@ def outside_level(settings: Settings, gpu: GpuSpec) -> tuple[Level, str]:
             why = "NCCL measured on two H200; the snapshot came before it until 0.11"
             return _more(TOGETHER_NVLINK_OLD, 2 * doublings * PEER_BYTES), why
         return TOGETHER_OLD, "logs of two A100, 0.10.1"
+    if gpu.vendor == "amd":
+        level = Level(*(one + two for one, two in zip(TOGETHER, ALONE_AMD, strict=True)))
+        return level, "logs of two AMD devices, and a communicator as on two H100"
     return _more(TOGETHER, doublings * PEER_BYTES), "logs of two H100, 0.11: a communicator opens after the snapshot"
 
 

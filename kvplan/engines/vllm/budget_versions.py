@@ -58,8 +58,12 @@ V2_BY_NAME: tuple[tuple[Version, frozenset[str]], ...] = (
 ``vllm/config/vllm.py``, newest first. From 0.25 every dense model without states does besides."""
 V2_FOR_DENSE: Version = (0, 25, 0)
 V2_FOR_ALL: Version = (0, 29, 0)
-V1_ON_ROCM = frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"})
-"""``ROCM_DEFAULT_MRV1_ARCHITECTURES``, 0.29.0 and later."""
+V1_ON_ROCM: tuple[tuple[Version, frozenset[str]], ...] = (
+    ((0, 29, 0), frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"})),
+    ((0, 28, 0), frozenset({"DeepseekV4ForCausalLM"})),
+)
+"""Architectures that stay on the V1 runner on AMD devices: ``ROCM_DEFAULT_MRV1_ARCHITECTURES``; in 0.28
+``default_v2_model_runner_architectures``. Newest first."""
 V1_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "custom_class"})
 """Speculative methods that the V2 runner does not support."""
 
@@ -99,8 +103,11 @@ def runner(model: ModelSpec, settings: Settings, gpu: GpuSpec, draft_method: str
     version = version_of(settings)
     if version < V2_BY_NAME[-1][0] or draft_method in V1_DRAFTS:
         return 1
+    kept = next((names for since, names in V1_ON_ROCM if version >= since), frozenset())
+    if gpu.vendor == "amd" and model.architecture in kept:
+        return 1
     if version >= V2_FOR_ALL:
-        return 1 if gpu.vendor == "amd" and model.architecture in V1_ON_ROCM else 2
+        return 2
     named = next(names for since, names in V2_BY_NAME if version >= since)
     if model.architecture in named:
         return 2

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.engines.base import Term
 from kvplan.engines.vllm import budget_activation as activation
+from kvplan.engines.vllm import budget_versions as versions
 from kvplan.engines.vllm.layers import V4_ROPE
 from kvplan.spec.formats import get_format
 
@@ -66,24 +67,36 @@ def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
+_CDNA4 = "gfx950"
+"""The AMD devices whose AITER kernels multiply MXFP4 experts; the others run Triton's."""
+
+
 def mxfp4_backend(gpu: GpuSpec) -> str:
     """Which kernel runs MXFP4 experts by default: it decides the padding.
 
-    Triton on compute capability 9.0, FlashInfer on 10.x, Marlin elsewhere.
-    Source: vLLM ``vllm/model_executor/layers/quantization/mxfp4.py``, ``get_mxfp4_backend``.
+    Triton on compute capability 9.0, FlashInfer on 10.x, AITER or Triton on AMD devices, Marlin elsewhere.
+    Source: vLLM ``vllm/model_executor/layers/quantization/mxfp4.py``, ``get_mxfp4_backend``; from 0.19
+    ``vllm/model_executor/layers/fused_moe/oracle/mxfp4.py``.
     """
+    if gpu.vendor == "amd":
+        return "aiter" if gpu.compute_capability == _CDNA4 else "rocm"
     generation = activation.major(gpu)
     return "triton" if generation == 9 else "flashinfer" if generation == 10 else "marlin"
 
 
-def mxfp4_bytes(backend: str, wide: int, hidden: int) -> int:
+def mxfp4_bytes(backend: str, wide: int, hidden: int, version: versions.Version = (0, 33, 0)) -> int:
     """Bytes of one gated expert's three matrices as `backend` pads them, scales (one byte per 32) included.
 
     Marlin rounds the width on this rank up to 128 and the hidden size to 256; FlashInfer both to 256;
-    Triton on Hopper pads the 4-bit values along one side to 256, not their scales.
+    Triton on Hopper pads the 4-bit values along one side to 256, not their scales. On AMD devices both go to 256,
+    but to 128 from 0.14 until 0.19 where the device is not CDNA 4, and from 0.28 where it is.
     """
     if backend == "triton":
         return 3 * wide * _up(hidden, 256) // 2 + 3 * wide * hidden // 32
+    if backend in ("aiter", "rocm"):
+        narrow = version >= (0, 28, 0) if backend == "aiter" else (0, 14, 0) <= version < (0, 19, 0)
+        step = 128 if narrow else 256
+        return 3 * _up(wide, step) * _up(hidden, step) * 17 // 32
     wide = _up(wide, 128 if backend == "marlin" else 256)
     return 3 * wide * _up(hidden, 256) * 17 // 32
 
@@ -92,7 +105,9 @@ def padding_term(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpe
     """What MXFP4 experts grow by when they are loaded; None: the experts are in another format."""
     if expert_format(model, settings) != "mxfp4":
         return None
-    backend, sums = mxfp4_backend(gpu), {"triton": 0, "marlin": 0, "flashinfer": 0}
+    backend, version = mxfp4_backend(gpu), versions.version_of(settings)
+    others = ("aiter", "rocm") if gpu.vendor == "amd" else ("triton", "marlin", "flashinfer")
+    sums = dict.fromkeys(others, 0)
     for name, layers in stage.spec.layer_counts.items():
         for ffn in stage.spec.blocks[name].ffns:
             if not getattr(ffn, "experts", None):
@@ -103,7 +118,7 @@ def padding_term(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpe
             plain = 3 * wide * hidden * 17 // 32
             biases = 2 * (2 * wide + hidden) if getattr(ffn, "bias", False) else 0
             for kernel in sums:
-                grown = mxfp4_bytes(kernel, wide, hidden) - plain + (biases if kernel == "triton" else 0)
+                grown = mxfp4_bytes(kernel, wide, hidden, version) - plain + (biases if kernel == "triton" else 0)
                 sums[kernel] += count * grown
     size = sums[backend]
     source = f"{backend} kernel of this device: widths rounded up when the experts are loaded"

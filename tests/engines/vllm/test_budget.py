@@ -174,6 +174,10 @@ def test_loaded_mxfp4_weights(name: str, gpu: str, tp: int, printed: float) -> N
 
 def test_marlin_rounds_what_a_rank_holds() -> None:
     assert loaded.mxfp4_bytes("marlin", 720, 2880) == 3 * 768 * 3072 * 17 // 32
+    assert loaded.mxfp4_bytes("rocm", 384, 7168, (0, 28, 0)) == 3 * 512 * 7168 * 17 // 32
+    assert loaded.mxfp4_bytes("rocm", 384, 7168, (0, 17, 0)) == 3 * 384 * 7168 * 17 // 32
+    assert loaded.mxfp4_bytes("aiter", 384, 7168, (0, 27, 0)) == 3 * 512 * 7168 * 17 // 32
+    assert loaded.mxfp4_bytes("aiter", 384, 7168, (0, 28, 0)) == 3 * 384 * 7168 * 17 // 32
     assert loaded.mxfp4_bytes("triton", 2880, 2880) == 3 * 2880 * 3072 // 2 + 3 * 2880 * 2880 // 32
     assert terms("llama-3.1-8b", "h100-sxm", "0.19.0").get("padding of 4-bit experts") is None
 
