@@ -30,6 +30,9 @@ class KvFormats(NamedTuple):
     """Bytes per element of a convolution or token-shift state."""
     recurrent_bytes: int
     """Bytes per element of a recurrent state."""
+    short_convolutions: frozenset[str] | None = None
+    """Kinds of layer that keep kernel - 1 columns of a convolution where all others keep kernel; None: all keep less.
+    """
 
 
 def stream_rows(mixer: CacheKind, formats: KvFormats) -> list[tuple[Stream, int, Format]]:
@@ -71,8 +74,11 @@ def mixer_bytes(mixer: CacheKind, tokens: Tokens, formats: KvFormats, *, dcp: in
 
 def state_bytes(mixer: CacheKind, formats: KvFormats) -> int:
     """Bytes of the mixer's fixed state for one sequence."""
+    kept = formats.short_convolutions
+    wide = kept is not None and mixer.kind not in kept
     return sum(
-        state.elements * (formats.recurrent_bytes if state.name == "recurrent" else formats.conv_bytes)
+        (state.elements + (state.channels if wide and state.name == "conv" else 0))
+        * (formats.recurrent_bytes if state.name == "recurrent" else formats.conv_bytes)
         for state in mixer.states()
     )
 

@@ -63,6 +63,25 @@ WORKLOAD = (
     ),
 )  # fmt: skip
 
+SERVICE = (
+    Option(
+        "request_rate", ("--request-rate",), "per_second", "R",
+        "requests a second that come at random: 5, 300/min; replaces --concurrency", "Workload",
+    ),
+    Option("ttft", ("--ttft",), "seconds", "S", "target: mean time to first token, 0.5 or 500ms", "Workload"),
+    Option("tpot", ("--tpot",), "seconds", "S", "target: mean time per output token, 0.03 or 30ms", "Workload"),
+    Option(
+        "prompt_cv", ("--prompt-cv",), "number", "X",
+        "spread of the prompts' lengths: standard deviation over mean (default 0)", "Workload",
+    ),
+    Option("output_cv", ("--output-cv",), "number", "X", "the same of the outputs' lengths", "Workload"),
+    Option(
+        "price", ("--price",), "prices", "ID=USD_PER_HOUR",
+        "what one GPU costs an hour, instead of the catalog's dated price; repeatable; USD alone: of --gpu", "Hardware",
+    ),
+)  # fmt: skip
+"""Traffic, its targets and prices: for the verbs that say what a deployment serves (`kvplan.planning.workload`)."""
+
 PLAN = (
     *HARDWARE, *vllm.LAYOUT, *ENGINE, *vllm.OPTIONS, *others.OPTIONS, *llama_cpp.OPTIONS, *llama_cpp.OLLAMA, *WORKLOAD,
     *READING,
@@ -75,7 +94,10 @@ def typer_option(option: Option) -> TyperOption:
     names = [f"flag_{option.setting}", *option.flags]
     if option.is_switch:
         return TyperOption(param_decls=names, is_flag=True, help=option.help, rich_help_panel=option.panel)
-    return TyperOption(param_decls=names, metavar=option.metavar, help=option.help, rich_help_panel=option.panel)
+    return TyperOption(
+        param_decls=names, metavar=option.metavar, help=option.help, rich_help_panel=option.panel,
+        multiple=option.is_list,
+    )  # fmt: skip
 
 
 class PlanVerb(Verb):
@@ -105,6 +127,9 @@ def read(ctx: Any) -> dict[str, Any]:
         if option.is_switch:
             if text:
                 found[option.setting] = option.kind == "true"
+        elif option.is_list:
+            if text:
+                found[option.setting] = option.read(",".join(text))
         elif text is not None:
             found[option.setting] = option.read(text)
     return found

@@ -85,7 +85,7 @@ def share(text: str | None) -> float | None:
     except ValueError:
         value = float("nan")
     if not 0 <= value <= 1:
-        hint = f"type {text.strip()}%" if value > 1 else "type 5% or 0.05"
+        hint = f"type {value:g}%" if 1 < value <= 100 and digits == text.strip() else "type 5% or 0.05"
         raise InputError(f"{printable(text, 40)!r} is not a share", where="--fail-over", hint=hint)
     return value
 

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 app = typer.Typer(**SETTINGS)
 
 
-@app.command(cls=flags.PlanVerb)
+class ServedVerb(flags.PlanVerb):
+    """Planning flags, those about traffic, targets and prices, and formats with pictures."""
+
+    formats = output.PICTURED
+
+    flags = (*flags.PLAN, *flags.SERVICE)
+
+
+@app.command(cls=ServedVerb)
 def plan(
     ctx: typer.Context,
     model: Annotated[
@@ -43,8 +51,8 @@ def plan(
     out = output.of(ctx)
     if deployment.report is not None:
         out.note(deployment.report.note())
-    out.emit(lambda: _report(plain), plain, warnings=result.warnings)
-    if result.verdict.fits is not False:
+    out.emit(lambda: _report(plain, deployment, out), plain, warnings=result.warnings)
+    if result.holds:
         return 0
     if out.format == "json" or out.file is not None:
         from kvplan.render.report import summary_line
@@ -55,21 +63,24 @@ def plan(
 
 def _several(ctx: typer.Context, deployment: Deployment, engines: str) -> int:
     """The deployment under several engines, side by side."""
-    from kvplan.planning.side_by_side import engine_names, side_by_side
+    from kvplan.planning.side_by_side import engine_names, nothing_planned, side_by_side
 
     result = side_by_side(deployment.model, deployment.gpu, engine_names(engines), deployment.settings)
     plain, out = result.to_dict(), output.of(ctx)
     if deployment.report is not None:
         out.note(deployment.report.note())
     warnings = dict.fromkeys((*deployment.warnings, *(w for plan in result.plans for w in plan.warnings)))
-    out.emit(lambda: _plans_report(plain), plain, warnings=tuple(warnings))
+    if not result.plans:
+        raise nothing_planned(result)
+    out.emit(lambda: _plans_report(plain, out), plain, warnings=tuple(warnings))
     return result.status
 
 
-def _plans_report(plain: dict[str, Any]) -> Document:
-    from kvplan.render.side_by_side import plans_report
+def _plans_report(plain: dict[str, Any], out: output.Output) -> Document:
+    from kvplan.render.side_by_side import plans_pictures, plans_report
 
-    return plans_report(plain)
+    report = plans_report(plain)
+    return [*report[:1], *plans_pictures(plain), *report[1:]] if out.format in ("html", "svg") else report
 
 
 def is_list(engine: str | None) -> bool:
@@ -77,7 +88,16 @@ def is_list(engine: str | None) -> bool:
     return engine is not None and ("," in engine or engine.strip().lower() == "all")
 
 
-def _report(plain: dict[str, Any]) -> Document:
+def _report(plain: dict[str, Any], deployment: Deployment, out: output.Output) -> Document:
+    """The report, with pictures where the format has them."""
     from kvplan.render.report import plan_report
 
-    return plan_report(plain)
+    report = plan_report(plain)
+    if not out.pictured:
+        return report
+    from kvplan.planning.curves import curves
+    from kvplan.render.plan_pictures import pictured_report, terminal_report
+
+    settings = {**deployment.settings, "concurrency": plain["inputs"]["concurrency"]}
+    drawn = curves(deployment.model, deployment.gpu, deployment.engine, settings).to_dict()
+    return (terminal_report if out.format == "table" else pictured_report)(report, plain, drawn)

@@ -149,6 +149,8 @@ class Pool(NamedTuple):
     """The most running sequences that the engine starts with; None: the pool sets no such limit."""
     refusal: str = ""
     """Why it does not start, where that is not the size of one request."""
+    state_slots: int = 0
+    """Slots for states that lie beside the tokens, where the engine has such."""
 
 
 class CachePool(NamedTuple):
@@ -215,6 +217,14 @@ class Engine:
     """Names of the engine's own settings, beyond layout and workload."""
     highest_utilization: float = 1.0
     """The largest share of the device that advice will propose."""
+    pages_cover_states: bool = False
+    """Whether a page of the cache is as large as a state, so that a smaller format may save nothing."""
+    sequences_flag: str = "--max-num-seqs"
+    """What limits the running sequences."""
+    sequence_needs: str = "every running sequence needs a block of its own"
+    """Why memory limits them, where states are kept."""
+    least_fitted_tokens: int = 1
+    """The shortest length that is fitted to the memory (``--max-model-len -1``)."""
     fills_budget: bool = True
     """Whether the cache takes what the budget leaves; if not, it takes what its settings lay out."""
     splits_tensors: bool = True
@@ -283,6 +293,18 @@ class Engine:
             (flags to type, changed settings) of each.
         """
         return []
+
+    def length_flag(self, settings: Settings, length: int) -> tuple[str, str, dict[str, Any]]:
+        """(flag, value, changed settings) that make requests of `length` tokens the longest."""
+        return "--max-model-len", str(length), {"max_model_len": length}
+
+    def smaller_caches(self, settings: Settings) -> list[tuple[str, str, dict[str, Any]]]:
+        """(flag, value, changed settings) of each way to store the cache smaller, mildest first."""
+        return [("--kv-cache-dtype", name, {"kv_cache_dtype": name}) for name in self.smaller_kv_formats]
+
+    def typed(self, settings: Settings, pool: Pool) -> Settings:
+        """The same deployment in settings for which the engine's own command line has words."""
+        return settings
 
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         """Layers per pipeline stage (there are `settings.pipeline_parallel_size`)."""

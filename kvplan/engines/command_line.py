@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvplan.engines.long_dashes import meant
 from kvplan.engines.model_changes import ModelChanges, Quantization, factor_rule
 from kvplan.engines.options import Option
 from kvplan.errors import InputError, KvplanError, printable
@@ -54,8 +55,10 @@ class Reading:
         self.unknown: list[str] = []
         self.other: dict[str, Word] = {}
         """Flag -> value, for flags that are no setting: an engine's `Grammar.settle` looks at some of them."""
+        self.lists: dict[str, tuple[Word, ...]] = {}
+        """The words of flags that take several."""
         self.repeated: dict[str, list[Word]] = {}
-        """The same with every value of a flag that stands several times."""
+        """The same with every value of a flag."""
         self.warnings: list[str] = []
         self.changes: ModelChanges | None = None
         """What is changed of the model itself."""
@@ -95,7 +98,7 @@ class Reading:
         """The value of a flag that is no setting of its own, which then no longer counts as ignored."""
         for flag in flags:
             if flag in self.other:
-                self.ignored = [name for name in self.ignored if name.replace("_", "-") != flag]
+                self.ignored = [n for n in self.ignored if n.replace("_", "-") != flag.replace("_", "-")]
                 return self.other[flag]
         return None
 
@@ -242,6 +245,7 @@ class _Reader:
 
     def words(self, words: Sequence[Word]) -> None:
         at, model_seen = 0, False
+        words = [self._plain_dashes(word) for word in words]
         while at < len(words):
             word = words[at]
             at += 1
@@ -258,6 +262,13 @@ class _Reader:
                 continue
             at = self._flag(word, words, at)
 
+    def _plain_dashes(self, word: Word) -> Word:
+        if not (flag := meant(word, lambda name: self._find(name)[1] is not None)):
+            return word
+        said = f"{printable(word, _LONGEST)} has a long dash in place of hyphens: read as {printable(flag, _LONGEST)}"
+        self.reading.warnings.append(said)
+        return Word(flag, word.missing, word.end)
+
     def _flag(self, word: Word, words: Sequence[Word], at: int) -> int:
         """Read the flag `word`, and what belongs to it from `words[at]` on; returns where to go on."""
         name, equals, rest = word.partition("=")
@@ -272,10 +283,14 @@ class _Reader:
             self.reading.unknown.append(printable(f"{name} {value}" if value is not None else name, _LONGEST))
             self.reading.note(flag, value or Word(""))
             return at
+        if flag == "-O" and value is None and name != flag:  # vLLM: -O3
+            value = Word(name[2:])
         if entry.kind == "several":
+            start = at
             if value is None:
                 while at < len(words) and not _is_flag(words[at]):
                     at += 1
+            self.reading.lists[flag] = tuple(words[start:at]) if value is None else (value,)
         elif self._wants_value(entry) and value is None and at < len(words) and self._is_value(entry, words[at]):
             value, at = words[at], at + 1
         self._take(flag, entry, value, name)

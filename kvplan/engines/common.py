@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.base import Settings, Stage, Term
-from kvplan.errors import InputError
+from kvplan.errors import InputError, UnsupportedError
 from kvplan.spec.formats import Format, get_format
 from kvplan.units import GIB, MIB
 
@@ -54,7 +55,10 @@ def positive(value: Any, name: str, *, most: float = 1e6) -> float:
         number = 0.0
     if isinstance(value, bool) or not 0 < number <= most:
         limit = f" and up to {most:g}" if most < 1e6 else ""
-        raise InputError(f"{value!r} is not a number above 0{limit}", where=flag(name), hint="type 0.9, for example")
+        near = f"{most:g}" if number > most and not isinstance(value, bool) else "0.9, for example"
+        raise InputError(
+            f"{value!r} is not a number above 0{limit}", where=flag(name), hint=f"type {flag(name)} {near}"
+        )
     return number
 
 
@@ -66,6 +70,35 @@ def share(value: Any, name: str) -> float:
 def flag(name: str) -> str:
     """``cache_bits`` -> ``--cache-bits``."""
     return "--" + name.replace("_", "-")
+
+
+def no_context_parallel(settings: Settings) -> None:
+    """Refuse decode context parallelism where it does not exist or is not modelled.
+
+    Raises:
+        UnsupportedError: it was asked for.
+    """
+    if settings.decode_context_parallel_size > 1:
+        where = "--decode-context-parallel-size"
+        raise UnsupportedError(
+            f"decode context parallelism under {settings.engine} is not modelled", where=where,
+            hint=f"type {where} 1, or --engine vllm",
+        )  # fmt: skip
+
+
+def nearest_of(value: int, known: Sequence[int]) -> str:
+    """The nearest that is known; both neighbours where `value` lies between two: ``6 or 8``."""
+    below, above = (
+        max((n for n in known if n < value), default=None),
+        min((n for n in known if n > value), default=None),
+    )
+    return " or ".join(str(n) for n in (below, above) if n is not None)
+
+
+def layers_over(given: dict[str, Any]) -> tuple[int, str]:
+    """(pipeline stages, why) of an engine that deals whole layers over the GPUs it is given."""
+    stages = given["gpus"] // (given.get("data_parallel_size", 1) * given.get("tensor_parallel_size", 1))
+    return max(1, stages), "a GPU each: whole layers"
 
 
 def widest_ffn(stage: Stage) -> int:

@@ -17,6 +17,7 @@ from kvplan.spec.formats import get_format
 from kvplan.units import GIB, MIB
 
 if TYPE_CHECKING:
+    from kvplan.engines.base import Settings
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
@@ -70,6 +71,14 @@ class Ollama(LlamaCpp):
         batch, why = self._batch(model, gpu, given, context * slots)
         found["batch_size"] = found["ubatch_size"] = found["num_batch"] = (batch, why)
         return found
+
+    def length_flag(self, settings: Settings, length: int) -> tuple[str, str, dict[str, Any]]:
+        if "ctx_size" in settings.extra and "ctx_size" not in settings.defaults:
+            total = length * settings.extra["slots"]
+            return "--ctx-size", str(total), {"ctx_size": total}
+        if "max_model_len" in settings.defaults:
+            return "--num-ctx", str(length), {"num_ctx": length}
+        return "--max-model-len", str(length), {"max_model_len": length}
 
     @staticmethod
     def _slots(model: ModelSpec, given: dict[str, Any]) -> tuple[int, str]:

@@ -47,7 +47,8 @@ _TABLE = """
     falcon3          7b     q4_k_m  7b=
     gemma            7b     q4_0
     gemma2           9b     q4_0
-    gemma3           4b     q4_k_m  270m=gemma-3-270m/q8_0
+    gemma3           4b     q4_k_m  270m=gemma-3-270m/q8_0 270m-qat=gemma-3-270m/q4_0 1b-qat=gemma-3-1b/q4_0
+                                    4b-qat=gemma-3-4b/q4_0 12b-qat=gemma-3-12b/q4_0 27b-qat=gemma-3-27b/q4_0
     gemma3n          e4b    q4_k_m
     gpt-oss          20b    -
     granite3.3       8b     q4_k_m

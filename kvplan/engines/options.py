@@ -75,8 +75,12 @@ def parse_share(text: str, flag: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 < value <= 1:
-        hint = f"type {value / 100:g}" if 2 <= value <= 100 else "type a number above 0 and up to 1, such as 0.92"
-        raise InputError(f"{printable(text, 40)!r} is not a share of the memory", where=flag, hint=hint)
+        hint = f"type a number above 0 and up to 1, such as {flag} 0.9"
+        if 1 < value < 10:
+            hint = f"type {flag} 1"
+        elif 10 <= value <= 100:
+            hint = f"type {value / 100:g}"
+        raise InputError(f"{printable(text, 40)!r} is not a share", where=flag, hint=hint)
     return value
 
 

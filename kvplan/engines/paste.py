@@ -6,7 +6,7 @@ the line means the same on another machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings
@@ -14,28 +14,39 @@ if TYPE_CHECKING:
 
 PROGRAMS = {
     "vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path", "tensorrt-llm": "trtllm-serve",
-    "llama.cpp": "llama-server -m",
+    "llama.cpp": "llama-server -m", "mlx": "mlx_lm.generate --model",
 }  # fmt: skip
 SPELLED_OUT = {
     "vllm": ("max_model_len", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"),
     "sglang": ("max_model_len", "mem_fraction_static", "chunked_prefill_size"),
     "tensorrt-llm": ("max_model_len", "free_gpu_memory_fraction", "max_num_seqs", "max_num_batched_tokens"),
-    "llama.cpp": (),
 }
 """Settings that stand in the line although nobody typed them."""
-_NAMES: dict[str, dict[str, str]] = {
-    "sglang": {
-        "tensor_parallel_size": "--tp-size", "pipeline_parallel_size": "--pp-size", "data_parallel_size": "--dp-size",
-        "decode_context_parallel_size": "--dcp-size", "max_model_len": "--context-length",
-        "mamba_ssm_cache_dtype": "--mamba-ssm-dtype",
-    },
-    "tensorrt-llm": {
-        "tensor_parallel_size": "--tp_size", "pipeline_parallel_size": "--pp_size", "max_model_len": "--max_seq_len",
-        "max_num_seqs": "--max_batch_size", "max_num_batched_tokens": "--max_num_tokens",
-        "free_gpu_memory_fraction": "--kv_cache_free_gpu_memory_fraction", "kv_cache_dtype": "--kv_cache_dtype",
-    },
+_SGLANG = {
+    "tensor_parallel_size": "--tp-size", "pipeline_parallel_size": "--pp-size", "data_parallel_size": "--dp-size",
+    "max_model_len": "--context-length", "mamba_ssm_cache_dtype": "--mamba-ssm-dtype",
+    "attn_dp_size": "--attn-dp-size", "enable_expert_parallel": "--ep-size", "kv_cache_dtype": "--kv-cache-dtype",
 }  # fmt: skip
-"""Where an engine's flag is not the setting's own name."""
+"""SGLang 0.5.23 ``srt/arg_groups/fields/``, where a flag is not the setting's own name."""
+_TENSORRT_LLM = {
+    "tensor_parallel_size": "--tp_size", "pipeline_parallel_size": "--pp_size", "max_model_len": "--max_seq_len",
+    "max_num_seqs": "--max_batch_size", "max_num_batched_tokens": "--max_num_tokens",
+    "free_gpu_memory_fraction": "--kv_cache_free_gpu_memory_fraction", "kv_cache_dtype": "--kv_cache_dtype",
+    "enable_expert_parallel": "--ep_size",
+}  # fmt: skip
+"""TensorRT-LLM 1.3 ``tensorrt_llm/commands/serve.py``: all that its command line takes."""
+_TENSORRT_LLM_FILE = {
+    "tokens_per_block": "kv_cache_config.tokens_per_block", "max_total_tokens": "kv_cache_config.max_tokens",
+    "kv_cache_memory_bytes": "kv_cache_config.max_gpu_total_bytes", "attn_dp_size": "enable_attention_dp",
+}  # fmt: skip
+"""What it takes in a file alone (``tensorrt_llm/llmapi/llm_args.py``)."""
+OPTIONS_FILE = "options.yaml"
+_OLLAMA = {
+    "num_ctx": "OLLAMA_CONTEXT_LENGTH", "num_parallel": "OLLAMA_NUM_PARALLEL", "kv_cache_dtype": "OLLAMA_KV_CACHE_TYPE",
+    "flash_attn": "OLLAMA_FLASH_ATTENTION",
+}  # fmt: skip
+_MODELFILE = {"num_batch": "num_batch", "n_gpu_layers": "num_gpu"}
+"""Parameters of a Modelfile (Ollama ``api/types.go``, ``Runner``) for what no variable says."""
 _LAYOUT = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
     "enable_expert_parallel",
@@ -49,19 +60,52 @@ _WORKLOAD = frozenset(
 """Fields of `Settings` that are no flag of an engine."""
 
 
-def command(model: ModelSpec, settings: Settings) -> str | None:
-    """The line to paste; None: the engine is no server, or the deployment needs more than flags."""
-    program = PROGRAMS.get(settings.engine)
-    if program is None:
+class Pasted(NamedTuple):
+    """What starts a deployment."""
+
+    line: str
+    beside: str = ""
+    """What has to be there besides the line: a file that it names, a second command."""
+
+
+def command(model: ModelSpec, settings: Settings) -> Pasted | None:
+    """The line to paste; None: the engine has no words for some of the settings.
+
+    Args:
+        settings: in the engine's own terms (`kvplan.engines.base.Engine.typed`).
+    """
+    name = model.repo or model.id
+    if settings.engine == "sglang":
+        return _sglang(model, settings, name)
+    if settings.engine == "tensorrt-llm":
+        return _tensorrt_llm(settings, name)
+    if settings.engine == "ollama":
+        return _ollama(settings)
+    if settings.engine in ("transformers", "exllamav3"):
+        from kvplan.engines.paste_calls import call
+
+        return Pasted(call(settings, name))
+    if settings.engine not in PROGRAMS:
         return None
-    name = f"{model.id}.gguf" if settings.engine == "llama.cpp" else model.repo or model.id
-    words = [program, quoted(name)]
-    given = _given(settings)
+    if settings.engine == "llama.cpp":
+        return _line(f"{model.id}.gguf", settings, _llama_cpp(settings))
+    if settings.engine == "mlx":
+        found = {k: v for k, v in settings.extra.items() if k not in settings.defaults and v is not None}
+        limit = found.pop("iogpu_wired_limit_mb", None)
+        wired = f"after sudo sysctl iogpu.wired_limit_mb={limit}" if limit else ""
+        return _line(name, settings, found)._replace(beside=wired)
+    return _line(name, settings, _given(settings))
+
+
+def _line(name: str, settings: Settings, given: dict[str, Any]) -> Pasted:
+    words = [PROGRAMS[settings.engine], quoted(name)]
     for setting in sorted(given, key=lambda name: (name not in _LAYOUT, name)):
         words += _flag(settings, setting, given[setting])
     if settings.weights == "fp8" and settings.engine in ("vllm", "sglang"):
         words.append("--quantization fp8")
-    return " ".join(words)
+    if settings.weights == "fp32" and settings.engine in ("vllm", "sglang"):
+        words.append("--dtype float32")
+    return Pasted(" ".join(words))
 
 
 def _given(settings: Settings) -> dict[str, Any]:
@@ -70,14 +114,67 @@ def _given(settings: Settings) -> dict[str, Any]:
     fields = {name: getattr(settings, name) for name in type(settings).__dataclass_fields__ if name not in _WORKLOAD}
     found = {name: fields.pop(name) for name in _LAYOUT if fields[name] is True or fields[name] > 1}
     fields = {name: value for name, value in fields.items() if name not in _LAYOUT}
-    if settings.engine == "llama.cpp":
-        return _llama_cpp(settings)
     if settings.kv_cache_memory_bytes is not None:
         fields.pop("gpu_memory_utilization", None)
     for name, value in {**fields, **settings.extra}.items():
         if value is not None and (name in spelled or name not in settings.defaults):
             found[name] = value
     return found
+
+
+def _sglang(model: ModelSpec, settings: Settings, name: str) -> Pasted | None:
+    """DP attention has a flag of its own since 0.5.23; cache types are spelled as that release spells them."""
+    from kvplan.engines.sglang.flags_by_version import ATTENTION_DP_SINCE, SINCE, cache_type
+    from kvplan.engines.versions import at_least
+
+    given, version, extra = _given(settings), settings.engine_version, []
+    groups = given.pop("attn_dp_size", 1)
+    if groups > 1 and at_least(version, ATTENTION_DP_SINCE):
+        given["attn_dp_size"] = groups
+    elif groups > 1:
+        if "data_parallel_size" in given:
+            return None  # one flag for both
+        given["data_parallel_size"], extra = groups, ["--enable-dp-attention"]
+    if given.pop("enable_expert_parallel", False) and settings.tensor_parallel_size > 1:
+        given["enable_expert_parallel"] = settings.tensor_parallel_size
+    if "kv_cache_dtype" in given:
+        given["kv_cache_dtype"] = cache_type(given["kv_cache_dtype"], model, settings.weights, version)
+        if given["kv_cache_dtype"] is None:
+            del given["kv_cache_dtype"]
+    if any(not at_least(version, SINCE.get(setting, "0")) for setting in given):
+        return None
+    return Pasted(" ".join([_line(name, settings, given).line, *extra]))
+
+
+def _tensorrt_llm(settings: Settings, name: str) -> Pasted:
+    """Flags, and beside them the keys of the file for what the command line does not take."""
+    given = _given(settings)
+    if settings.kv_cache_memory_bytes is not None and "free_gpu_memory_fraction" in settings.defaults:
+        given.pop("free_gpu_memory_fraction", None)
+    each = given.pop("data_parallel_size", 1)
+    if given.pop("enable_expert_parallel", False) and settings.tensor_parallel_size > 1:
+        given["enable_expert_parallel"] = settings.tensor_parallel_size
+    if given.get("attn_dp_size", 1) == 1:
+        given.pop("attn_dp_size", None)
+    if given.get("kv_cache_dtype", "auto") != "auto":
+        from kvplan.spec.formats import get_format
+
+        stored = get_format(given["kv_cache_dtype"], use="cache").name
+        given["kv_cache_dtype"] = {"fp8_e4m3": "fp8", "nvfp4": "nvfp4"}.get(stored, "auto")
+    keys: dict[str, Any] = {}
+    for setting in [n for n in given if n in _TENSORRT_LLM_FILE]:
+        group, _, key = _TENSORRT_LLM_FILE[setting].rpartition(".")
+        value = "true" if setting == "attn_dp_size" else given[setting]
+        keys.setdefault(group, {})[key] = value
+        del given[setting]
+    parts = [f"{k}: {v}" for k, v in keys.pop("", {}).items()]
+    parts += [f"{g}: {{{', '.join(f'{k}: {v}' for k, v in pairs.items())}}}" for g, pairs in keys.items()]
+    line = _line(name, settings, given).line
+    beside = f"once for each of {each} replicas" if each > 1 else ""
+    if not parts:
+        return Pasted(line, beside)
+    file = f"{OPTIONS_FILE} holds {{{', '.join(parts)}}}"
+    return Pasted(f"{line} --extra_llm_api_options {OPTIONS_FILE}", "; ".join(filter(None, (file, beside))))
 
 
 def _llama_cpp(settings: Settings) -> dict[str, Any]:
@@ -91,16 +188,41 @@ def _llama_cpp(settings: Settings) -> dict[str, Any]:
     return found | {name: value for name, value in extra.items() if value is not None and name not in settings.defaults}
 
 
+def _ollama(settings: Settings) -> Pasted | None:
+    """Variables of the server, parameters of a Modelfile for what they do not say."""
+    extra, words, parameters = settings.extra, [], []
+    given = {k: v for k, v in extra.items() if k not in settings.defaults and v is not None}
+    given |= {"num_ctx": settings.max_model_len, "num_parallel": extra["parallel"]}
+    for k in ("ctx_size", "parallel"):
+        given.pop(k, None)
+    if "kv_cache_dtype" not in settings.defaults:
+        given["kv_cache_dtype"] = settings.kv_cache_dtype
+    for setting in sorted(given):
+        value = given[setting]
+        if setting in _MODELFILE:
+            parameters.append(f"PARAMETER {_MODELFILE[setting]} {value}")
+        elif setting == "flash_attn":
+            if value != "auto":
+                words.append(f"{_OLLAMA[setting]}={int(str(value) in ('on', '1', 'true'))}")
+        elif setting in _OLLAMA:
+            words.append(f"{_OLLAMA[setting]}={quoted(str(value))}")
+        else:
+            return None
+    return Pasted(" ".join([*sorted(words), "ollama serve"]), "; ".join(["then ollama run MODEL", *(
+        [f"with {', '.join(parameters)} in its Modelfile"] if parameters else [])]))  # fmt: skip
+
+
 def _flag(settings: Settings, setting: str, value: Any) -> list[str]:
     from kvplan.engines.vllm.flags import LAYOUT, OPTIONS
 
-    names = _NAMES.get(settings.engine, {})
+    names = {"sglang": _SGLANG, "tensorrt-llm": _TENSORRT_LLM}.get(settings.engine, {})
     options = {option.setting: option for option in _options(settings.engine)}
     known = options.get(setting) or next((o for o in (*OPTIONS, *LAYOUT) if o.setting == setting), None)
     flag = names.get(setting) or (known.flags[0] if known else None)
-    if flag is None or (known is not None and known.is_switch and value is not (known.kind == "true")):
+    switch = known is not None and known.is_switch and setting not in names
+    if flag is None or (switch and known is not None and value is not (known.kind == "true")):
         return []
-    if known is not None and known.is_switch:
+    if switch:
         return [flag]
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return [flag, quoted(text)]
@@ -120,6 +242,5 @@ def _options(engine: str) -> tuple[Any, ...]:
         return OPTIONS
     from kvplan.engines import flags
 
-    return {"sglang": (*flags.SGLANG, *flags.SHARED), "tensorrt-llm": (*flags.TENSORRT_LLM, *flags.SHARED)}.get(
-        engine, ()
-    )
+    own = {"sglang": flags.SGLANG, "tensorrt-llm": flags.TENSORRT_LLM, "mlx": flags.MLX}
+    return (*own.get(engine, ()), *flags.SHARED) if engine in own else ()

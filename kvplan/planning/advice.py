@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.sharding import legal_sizes
 from kvplan.errors import KvplanError
 from kvplan.planning.evaluate import Outcome, evaluate, running_at_once
 from kvplan.planning.plan import Hint
+from kvplan.planning.settings import FIT, FITTED, resolve
 from kvplan.units import gib
 
 if TYPE_CHECKING:
-    from kvplan.engines.base import Engine
+    from kvplan.engines.base import Engine, Settings
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-MAX_GPUS = 64
-LITTLE = 0.8
-"""A format that leaves more than this of a request's bytes is not worth its loss of precision."""
+MAX_GPUS = 8
+"""Ranks that share a layer in any advice: those of one host, whose link is the one that is modelled."""
+_NOT_TYPED = frozenset({"engine", "engine_version", "extra", "defaults"})
+"""Fields of `Settings` that are no setting of their own."""
 Try = Callable[..., Outcome | None]
 
 
@@ -27,28 +28,79 @@ def hints(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcom
     """Single changes that help a deployment that does not fit, each tried; empty where it fits."""
     if outcome.fits is not False:
         return ()
-    settings = outcome.settings
+    attempt = attempts(model, gpu, engine, outcome.settings)
+    return tuple(hint for advise in ADVISERS for hint in advise(model, engine, outcome, attempt))
+
+
+def attempts(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Settings) -> Try:
+    """What becomes of the same flags with some changed: settings that nobody typed follow, as they do for a user."""
+    typed = typed_settings(settings)
 
     def attempt(**changes: Any) -> Outcome | None:
-        changed = replace(settings, **changes)
+        from kvplan.planning.planner import fit_length
+
+        given = {**typed, **changes}
         try:
+            changed, _ = resolve(model, gpu, engine, {k: v for k, v in given.items() if v is not None})
+            if changed.max_model_len == FIT:
+                changed = fit_length(model, gpu, engine, changed)
             engine.check(model, changed, gpu)
             return evaluate(model, gpu, engine, changed)
         except KvplanError:
             return None
 
-    found: list[Hint] = []
-    for advise in (
-        _fewer_sequences,
-        _shorter,
-        _fewer_requests,
-        _smaller_format,
-        _smaller_weights,
-        _more_gpus,
-        _utilization,
-    ):
-        found += advise(model, engine, outcome, attempt)
-    return tuple(found)
+    return attempt
+
+
+def typed_settings(settings: Settings) -> dict[str, Any]:
+    """The settings that somebody gave, by name; a length that was fitted counts as one."""
+    found = {name: getattr(settings, name) for name in type(settings).__dataclass_fields__ if name not in _NOT_TYPED}
+    found = {name: value for name, value in {**found, **settings.extra}.items() if name not in settings.defaults}
+    if settings.defaults.get("max_model_len") == FITTED and not settings.extra.get("fit"):
+        found["max_model_len"] = FIT
+    return found
+
+
+def most_sequences(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> int | None:
+    """The most running sequences that start, where each needs a place for its state; None: nothing limits them.
+
+    The pool itself moves with them where they have buffers of their own, so the figure is searched.
+    """
+    pool, settings = outcome.pool, outcome.settings
+    if pool is None or pool.max_num_seqs_allowed is None:
+        return None
+    if engine.sequences_flag != "--max-num-seqs":
+        return pool.max_num_seqs_allowed
+    attempt = attempts(model, gpu, engine, settings)
+
+    def spare(sequences: int) -> int:
+        """Places less sequences; below 0 where it does not start."""
+        tried = attempt(max_num_seqs=sequences)
+        if tried is None or tried.pool is None or tried.pool.max_num_seqs_allowed is None:
+            return -sequences
+        return tried.pool.max_num_seqs_allowed - sequences
+
+    low, over = 1, spare(1)
+    if over < 0:
+        return 0
+    high = low + over + 1
+    if settings.max_num_batched_tokens and "max_num_batched_tokens" not in settings.defaults:
+        high = min(high, settings.max_num_batched_tokens + 1)
+    under = spare(high)
+    if under >= 0:
+        return high
+    for step in range(64):
+        if high - low < 2:
+            break
+        near = (low + high) // 2
+        if step < 6:  # places fall nearly evenly as sequences are added
+            near = min(high - 1, max(low + 1, low + (high - low) * over // (over - under)))
+        found = spare(near)
+        if found >= 0:
+            low, over = near, found
+        else:
+            high, under = near, found
+    return low
 
 
 def _fewer_sequences(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
@@ -61,16 +113,15 @@ def _fewer_sequences(model: ModelSpec, engine: Engine, outcome: Outcome, attempt
         tried = attempt(max_num_seqs=sequences)
         return tried is not None and bool(tried.fits)
 
-    low, high = min(pool.max_num_seqs_allowed, asked - 1), asked
-    if not fits(low):
-        return
+    low, high = 0, asked
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):
             low = middle
         else:
             high = middle
-    yield Hint("--max-num-seqs", str(low), "the most sequences for which the blocks hold a state each")
+    if low:
+        yield Hint("--max-num-seqs", str(low), "the most sequences for which the blocks hold a state each")
 
 
 def _longest(outcome: Outcome, good: Callable[[int], bool]) -> int:
@@ -92,26 +143,46 @@ def _shorter(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -
     ):
         return  # the length is not what binds
 
+    def at(length: int) -> Outcome | None:
+        return attempt(**engine.length_flag(settings, length)[2])
+
     def fits(length: int) -> bool:
-        tried = attempt(max_model_len=length)
+        tried = at(length)
         return tried is not None and bool(tried.fits)
 
     def starts(length: int) -> bool:
-        tried = attempt(max_model_len=length)
+        tried = at(length)
         return tried is not None and tried.pool is not None and tried.pool.starts
 
     length = _longest(outcome, fits)
     if length >= settings.request_tokens:
-        yield Hint("--max-model-len", str(length), f"the longest request that holds: {length:,} tokens")
+        flag, value, _ = engine.length_flag(settings, length)
+        yield Hint(flag, value, f"the longest request that holds: {length:,} tokens")
         return
     length = _longest(outcome, starts)
-    tried = attempt(max_model_len=length) if length else None
+    tried = at(length) if length else None
     if tried is None or tried.kv_bytes is None:
         return
     runs = running_at_once(engine, tried.stages, tried.settings, tried.kv_bytes)
     wanted = f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens"
     effect = f"it starts; {runs:,} of the {wanted} hold at once"
-    yield Hint("--max-model-len", str(length), effect)
+    flag, value, _ = engine.length_flag(settings, length)
+    yield Hint(flag, value, effect)
+
+
+def _within_limit(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
+    """A longer limit, or a shorter prompt, where a request of the workload is over the limit."""
+    settings = outcome.settings
+    asked = settings.request_tokens
+    if asked <= settings.max_model_len:
+        return
+    flag, value, changes = engine.length_flag(settings, asked)
+    tried = attempt(**changes)
+    if tried is not None and tried.fits:
+        yield Hint(flag, value, f"requests of {asked:,} tokens are taken")
+    prompt = settings.max_model_len - settings.output_tokens
+    if prompt > 0 and (tried := attempt(prompt_tokens=prompt)) is not None and tried.fits:
+        yield Hint("--prompt-tokens", str(prompt), "the longest prompt beside this output that the limit takes")
 
 
 def _fewer_requests(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
@@ -127,13 +198,13 @@ def _smaller_format(model: ModelSpec, engine: Engine, outcome: Outcome, attempt:
     if outcome.binding != "kv":
         return
     now = max(engine.request_bytes(s, outcome.settings, outcome.settings.max_model_len) for s in outcome.stages)
-    for name in engine.smaller_kv_formats:
-        tried = attempt(kv_cache_dtype=name)
+    for flag, value, changes in engine.smaller_caches(outcome.settings):
+        tried = attempt(**changes)
         if tried is not None and tried.fits:
             then = max(engine.request_bytes(s, tried.settings, tried.settings.max_model_len) for s in tried.stages)
             yield Hint(
-                "--kv-cache-dtype",
-                name,
+                flag,
+                value,
                 f"a request of the maximum length takes {gib(then)} per GPU instead of {gib(now)}",
             )
             return
@@ -161,7 +232,8 @@ def _more_gpus(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try)
             tensor_parallel_size=size, gpus=size * settings.pipeline_parallel_size * settings.data_parallel_size
         )
         if tried is not None and tried.fits:
-            yield Hint("--tensor-parallel-size", str(size), f"fits on {tried.settings.gpus} GPUs (tp {size})")
+            value = str(size) + _of_gpus(settings, tried)
+            yield Hint("--tensor-parallel-size", value, f"fits on {tried.settings.gpus} GPUs (tp {size})")
             return
     per_node = max(legal_sizes(model, 8)) if engine.splits_tensors else tp
     for stages in range(settings.pipeline_parallel_size + 1, min(8, model.num_layers) + 1):
@@ -172,14 +244,42 @@ def _more_gpus(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try)
         )
         if tried is not None and tried.fits:
             on = f"fits on {tried.settings.gpus} GPUs"
+            more = _of_gpus(settings, tried)
             if not engine.splits_tensors:
-                yield Hint("--gpus", str(tried.settings.gpus), f"{on}, whole layers on each")
+                typed = "pipeline_parallel_size" in typed_settings(settings)
+                layers = f" --pipeline-parallel-size {stages}" if typed else ""
+                yield Hint("--gpus", f"{tried.settings.gpus}{layers}", f"{on}, whole layers on each")
             elif per_node == tp:
-                yield Hint("--pipeline-parallel-size", str(stages), f"{on} (tp {tp}, pp {stages})")
+                yield Hint("--pipeline-parallel-size", f"{stages}{more}", f"{on} (tp {tp}, pp {stages})")
             else:
-                value = f"{per_node} --pipeline-parallel-size {stages}"
+                value = f"{per_node} --pipeline-parallel-size {stages}{more}"
                 yield Hint("--tensor-parallel-size", value, f"{on} (tp {per_node}, pp {stages})")
             return
+
+
+def _of_gpus(settings: Settings, tried: Outcome) -> str:
+    """The number of GPUs again, where one was typed."""
+    return "" if "gpus" in settings.defaults else f" --gpus {tried.settings.gpus}"
+
+
+def _fewer_gpu_layers(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
+    """The most layers on the GPU, where an engine can keep the others in host memory."""
+    if "n_gpu_layers" not in engine.settings:
+        return
+
+    def fits(layers: int) -> bool:
+        tried = attempt(n_gpu_layers=str(layers))
+        return tried is not None and bool(tried.fits)
+
+    low, high = 0, outcome.settings.extra.get("n_gpu_layers_used", model.num_layers + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    if low:
+        yield Hint("--n-gpu-layers", str(low), f"{low} layers on the GPU, the others in host memory, which is slower")
 
 
 def _utilization(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
@@ -193,8 +293,7 @@ def _utilization(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Tr
         tried = attempt(gpu_memory_utilization=thousandths / 1000)
         return tried is not None and bool(tried.fits)
 
-    if fits(round(highest * 1000)):
-        smallest = smallest_thousandth(fits)
+    if fits(round(highest * 1000)) and (smallest := smallest_thousandth(fits)) is not None:
         yield Hint("--gpu-memory-utilization", f"{smallest:g}", "the smallest share of the device with which it fits")
 
 
@@ -215,161 +314,8 @@ def smallest_thousandth(good: Callable[[int], bool]) -> float | None:
     return high / 1000
 
 
-def notes(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> tuple[str, ...]:
-    """What the layout and the settings do to the cache that nobody sees at first sight; each is computed."""
-    found: list[str] = []
-    for look in (
-        _to_paste,
-        _breaks_first,
-        _most_sequences,
-        _short_pool,
-        _same_cache_everywhere,
-        _format_without_effect,
-    ):
-        found += look(model, gpu, engine, outcome)
-    return tuple(found)
-
-
-def _to_paste(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
-    """The command that starts this deployment, and what it leaves beyond what the start needs."""
-    if not outcome.fits or outcome.kv_bytes is None:
-        return
-    from kvplan.engines.paste import command
-
-    line = command(model, outcome.settings)
-    if line is None:
-        return
-    spare = [
-        have - engine.start_bytes(s, outcome.settings) for s, have in zip(outcome.stages, outcome.kv_bytes, strict=True)
-    ]
-    weights = outcome.settings.weights
-    stored = f" (a checkpoint in {weights})" if weights != "auto" and "--quantization" not in line else ""
-    text = f"to paste: {line}{stored}"
-    if outcome.waterfalls is None or outcome.settings.kv_cache_memory_bytes is not None:
-        yield text
-        return
-    worst = min(
-        left - sum(t.high_bytes - t.bytes for t in f.terms) for left, f in zip(spare, outcome.waterfalls, strict=True)
-    )
-    beyond = "its caches" if not engine.fills_budget else "one request of the limit"
-    least = (
-        f"{gib(worst)} if every modelled term is at its upper bound"
-        if worst >= 0
-        else (f"{gib(-worst)} short if every modelled term is at its upper bound")
-    )
-    yield f"{text}; leaves {gib(min(spare))} per GPU beyond {beyond} ({least})"
-
-
-def _breaks_first(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
-    """What ends first as requests are added: the cache, or the engine's own limit on running sequences."""
-    settings = outcome.settings
-    if not outcome.fits or outcome.pool is None or outcome.kv_bytes is None or not engine.fills_budget:
-        return
-    limit, tokens = settings.max_num_seqs or settings.extra.get("max_running_requests"), settings.request_tokens
-    holds = engine.requests_at(outcome.stages, settings, outcome.kv_bytes, tokens)
-    each = " per replica" if settings.data_parallel_size > 1 else ""
-    if limit and limit < holds:
-        yield (
-            f"breaks first as requests are added: max_num_seqs {limit:,}{each}; the cache would hold {holds:,} "
-            f"requests of {tokens:,} tokens"
-        )
-    elif holds:
-        than = f", before max_num_seqs {limit:,}" if limit else ""
-        yield (
-            f"breaks first as requests are added: the cache, full with {holds:,} requests of {tokens:,} tokens"
-            f"{each}{than}"
-        )
-
-
-def _most_sequences(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
-    """The largest max_num_seqs of a hybrid, whose every running sequence needs a block for its state."""
-    allowed = outcome.pool.max_num_seqs_allowed if outcome.pool is not None and outcome.fits else None
-    if allowed is not None:
-        yield f"--max-num-seqs is {allowed:,} at most with this memory: every running sequence needs a block of its own"
-
-
-def _short_pool(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
-    """An engine that starts although its pool is shorter than a request may be."""
-    pool, length = outcome.pool, outcome.settings.max_model_len
-    if pool is not None and pool.starts and 0 < pool.max_single_request_tokens < length:
-        yield (
-            f"the pool holds {pool.max_single_request_tokens:,} tokens of one request, less than the limit of "
-            f"{length:,}: {engine.name} starts, and longer requests do not run"
-        )
-
-
-def _same_cache_everywhere(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
-    """Ranks that hold copies of one cache (latent rows, fewer KV heads than ranks), and layouts that do not."""
-    settings, pool = outcome.settings, outcome.pool
-    copies = _copies(model, settings.tensor_parallel_size) // settings.decode_context_parallel_size
-    if copies < 2 or pool is None or settings.extra.get("attn_dp_size", 1) > 1:
-        return
-    now = _tokens(outcome)
-    parts = []
-    for flags, changes in engine.sharing_layouts(settings, copies):
-        changed = replace(settings, **changes)
-        try:
-            engine.check(model, changed, gpu)
-            tried = evaluate(model, gpu, engine, changed)
-        except KvplanError:
-            continue
-        if tried.pool is None:
-            parts.append(f"{flags} does not fit")
-        elif now:
-            parts.append(f"{flags} holds {_tokens(tried):,} ({_tokens(tried) / now:.1f} x)")
-    if parts:
-        yield (
-            f"{copies} ranks hold the same cache, {now:,} tokens in all, no more than one of them would; "
-            f"of the same GPUs {', '.join(parts)}"
-        )
-
-
-def _copies(model: ModelSpec, tp: int) -> int:
-    """Ranks of a tensor parallel group that hold the same cache, in the layers where they are fewest."""
-    heads = [1 if m.kind == "mla" else s.heads for _, m in model.mixers() for s in m.streams() if s.role in ("k", "v")]
-    if tp < 2 or not heads:
-        return 1
-    return max(1, tp // max(heads))
-
-
-def _tokens(outcome: Outcome) -> int:
-    """Tokens of cache over all replicas; by requests of the limit where the pool has no common measure."""
-    pool, settings = outcome.pool, outcome.settings
-    if pool is None:
-        return 0
-    each = pool.kv_tokens if pool.kv_tokens is not None else int(pool.max_concurrency * settings.max_model_len)
-    groups = settings.extra.get("attn_dp_size", 1) if pool.kv_tokens is not None else 1
-    return each * settings.data_parallel_size * groups
-
-
-def _format_without_effect(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Iterator[str]:
-    """A smaller cache format that saves next to nothing, since the size of a page is that of a state."""
-    settings = outcome.settings
-    if not engine.smaller_kv_formats or not any(m.states() for _, m in model.mixers()):
-        return
-    if not any(m.streams() for _, m in model.mixers()):
-        return
-    small = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else engine.smaller_kv_formats[0]
-    if small in ("bf16", "fp16", "f16", "bfloat16", "float16"):
-        return
-    lengths = sorted({n for n in (settings.request_tokens, settings.max_model_len) if n <= settings.max_model_len})
-    try:
-        pair = [replace(settings, kv_cache_dtype=name) for name in ("auto", small)]
-        for each in pair:
-            engine.check(model, each, gpu)
-        sizes = [[max(engine.request_bytes(s, each, n) for s in outcome.stages) for n in lengths] for each in pair]
-    except KvplanError:
-        return
-    for tokens, plain, packed in zip(lengths, *sizes, strict=True):
-        if packed > plain * LITTLE:
-            saved = f"only {1 - packed / plain:.0%}" if packed < plain else "nothing"
-            yield (
-                f"a cache in {small} saves {saved} for requests of {tokens:,} tokens: {gib(packed, 3)} per GPU are "
-                f"reserved, {gib(plain, 3)} in the model's dtype; the size of a page is that of a state"
-            )
-
-
 ADVISERS = (
-    _fewer_sequences, _shorter, _fewer_requests, _smaller_format, _smaller_weights, _more_gpus, _utilization,
+    _fewer_sequences, _within_limit, _shorter, _fewer_requests, _smaller_format, _smaller_weights, _fewer_gpu_layers,
+    _more_gpus, _utilization,
 )  # fmt: skip
 """In the order in which their advice is printed."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
+_SMALL = 10 << 20
+"""Bytes below which two decimals of a GiB say nothing."""
 Binding = Literal["kv", "weights", "activations"]
 
 
@@ -166,6 +168,9 @@ def evaluate(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Se
         )
     pool = engine.pool(stages, settings, kv) if min(kv) > 0 else None
     fits, binding, reason = _judge(obstacles(engine, settings, stages, falls, kv, pool))
+    if fits and pool is not None and pool.max_single_request_tokens < settings.max_model_len:
+        single = pool.max_single_request_tokens
+        reason = f"the weights load and the workload holds; requests above {single:,} tokens do not run"
     return Outcome(settings, stages, roles, weights, falls, kv, pool, fits, binding, reason)
 
 
@@ -181,12 +186,21 @@ def running_at_once(engine: Engine, stages: tuple[Stage, ...], settings: Setting
     return low
 
 
+def over_length(settings: Settings) -> str:
+    """Why the engine turns a request of the workload away."""
+    return (
+        f"a request of {settings.request_tokens:,} tokens ({settings.prompt_tokens:,} prompt + "
+        f"{settings.output_tokens:,} output) is longer than max_model_len {settings.max_model_len:,}"
+    )
+
+
 class Obstacle(NamedTuple):
     """One reason why a deployment may not fit."""
 
     stands: Any
     """Whether it does: a bool, or an array of them where settings are arrays."""
-    binding: Binding
+    binding: Binding | None
+    """None: a limit that no memory moves."""
     reason: Callable[[], str]
     """The sentence, worked out only when it is wanted (and only for numbers)."""
 
@@ -208,10 +222,16 @@ def obstacles(
 
     def too_long() -> str:
         need = max(engine.start_bytes(s, settings) for s in stages)
-        return (
-            f"one request of {settings.max_model_len:,} tokens needs {gib(need)} of cache per GPU, "
-            f"there are {gib(min(kv))}"
-        )
+        have = max(0, min(kv))
+        one = max(engine.request_bytes(s, settings, settings.max_model_len) for s in stages)
+        what = f"one request of {settings.max_model_len:,} tokens"
+        if need < one:  # the engine starts with less, and shortens requests
+            what = "the smallest cache that starts"
+        elif engine.fills_budget and one <= have < need:
+            what += " (with what the engine sets aside)"
+        if gib(need) == gib(have) or need < _SMALL:
+            return f"{what} needs {need:,} bytes of cache per GPU, there are {have:,}"
+        return f"{what} needs {gib(need)} of cache per GPU, there are {gib(have)}"
 
     def too_many() -> str:
         runs = running_at_once(engine, stages, settings, kv)
@@ -226,6 +246,7 @@ def obstacles(
             yield _override(fall, used)
     yield Obstacle(bool(pool.refusal), "kv", lambda: pool.refusal)
     yield Obstacle(opposite(pool.starts), "kv", too_long)
+    yield Obstacle(settings.request_tokens > settings.max_model_len, None, lambda: over_length(settings))
     yield Obstacle(opposite(engine.holds(stages, settings, kv)), "kv", too_many)
 
 

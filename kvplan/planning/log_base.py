@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.engines.log_table import LOCAL
 from kvplan.errors import InputError
-from kvplan.planning.log_case import Deployment, deployment, weights_open
+from kvplan.planning.log_case import NAME_THE_MODEL, Deployment, deployment, weights_open
 from kvplan.planning.planner import plan_deployment
 from kvplan.planning.settings import SERVICE
 from kvplan.units import GIB, gib
@@ -34,6 +34,8 @@ class Base(NamedTuple):
 
     found: Deployment
     """With the measured bytes among its settings."""
+    bounds: tuple[int, int] | None
+    """Low and high of the bytes where a change moved them; None: they are as measured."""
     measured_bytes: int | None
     """Per GPU, as printed; None where the engine takes no budget."""
     line: int | None
@@ -53,7 +55,7 @@ def measured_base(
     found = deployment(log, name=name, model=model, gpu=gpu, engine=engine, given=given)
     if found.model is None:
         raise InputError(
-            found.warnings[-1].partition(";")[0],
+            next(text for text in found.warnings if NAME_THE_MODEL in text).partition(";")[0],
             where="--from-log",
             hint="name the model: kvplan plan MODEL --from-log FILE",
         )
@@ -64,16 +66,16 @@ def measured_base(
                 where=name,
                 hint="add --weights q4_k_m (its quantization), or plan the .gguf file with --from-log",
             )
-        return Base(found, None, None)
+        return Base(found, None, None, None)
     kv = log.figure("kv")
     if kv is None or kv.value <= 0:
         raise InputError(
             "does not say how many bytes were left for the cache", where=name, hint="the log of a start that worked"
         )
     if "kv_cache_memory_bytes" in given:
-        return Base(found, int(kv.value), kv.line)
+        return Base(found, None, int(kv.value), kv.line)
     before = deployment(log, name=name, model=found.model, gpu=found.gpu, engine=None, given={})
-    moved, note = _moved(before, found, given, _others(log, before, int(kv.value)))
+    moved, note, band = _moved(before, found, given, _others(log, before, int(kv.value)))
     size = int(kv.value) + moved
     if size <= 0:
         raise InputError(
@@ -81,13 +83,14 @@ def measured_base(
             hint="change less, or plan without the log",
         )  # fmt: skip
     basis = "modelled" if moved else "measured"
+    bounds = (int(kv.value) + band[0], int(kv.value) + band[1]) if moved else None
     source = f"{basis}: {name}, line {kv.line}: {gib(kv.value)} per GPU{note}"
     settings = {**found.settings, "kv_cache_memory_bytes": size}
     origins = {**found.origins, "kv_cache_memory_bytes": source}
     warnings = list(found.warnings)
     if found.gpu is None and (changed := sorted(set(given) - FREE)):
         warnings.append(f"without --gpu the measured bytes do not follow what was changed ({', '.join(changed)})")
-    return Base(found._replace(settings=settings, origins=origins, warnings=warnings), int(kv.value), kv.line)
+    return Base(found._replace(settings=settings, origins=origins, warnings=warnings), bounds, int(kv.value), kv.line)
 
 
 def _others(log: Log, before: Deployment, kv_bytes: int) -> int | None:
@@ -108,19 +111,34 @@ _SAME_REST = frozenset({"max_num_seqs", "max_num_batched_tokens", "enforce_eager
 """Changes that leave weights and budget alone: they free at most what was neither weights nor cache."""
 
 
-def _moved(before: Deployment, after: Deployment, given: dict[str, Any], others: int | None) -> tuple[int, str]:
-    """(bytes by which the budget moves from one deployment to the other as modelled, how to say it)."""
+def _moved(
+    before: Deployment, after: Deployment, given: dict[str, Any], others: int | None
+) -> tuple[int, str, tuple[int, int]]:
+    """(bytes by which the budget moves from one deployment to the other as modelled, how to say it, its bounds).
+
+    The model errs for both deployments alike, so a bound of the move is what it moves by with every term at one and
+    the same bound.
+    """
     if after.gpu is None or (not set(given) - FREE and before.engine == after.engine):
-        return 0, ""
-    moved = _available(after) - _available(before)
+        return 0, "", (0, 0)
+    shifts = [b - a for a, b in zip(_available(before), _available(after), strict=True)]
+    moved, band = shifts[0], (min(shifts), max(shifts))
+    said = f" ({band[0] / GIB:+.2f} to {band[1] / GIB:+.2f})"
     if others is not None and moved > others and set(given) <= _SAME_REST:
-        moved = others
-        return moved, f", moved by {moved / GIB:+.2f} GiB: all that the log leaves beside weights and cache"
-    return moved, f", moved by {moved / GIB:+.2f} GiB as modelled for what was changed" if moved else ""
+        moved, band = others, (min(others, band[0]), others)
+        return moved, f", moved by {moved / GIB:+.2f} GiB: all that the log leaves beside weights and cache", band
+    note = f", moved by {moved / GIB:+.2f} GiB{said} as modelled for what was changed" if moved else ""
+    return moved, note, band
 
 
-def _available(found: Deployment) -> int:
-    """What the modelled budget leaves on the tightest rank."""
+def _available(found: Deployment) -> tuple[int, int, int]:
+    """What the modelled budget leaves on the tightest rank: as planned, with all terms low, with all terms high."""
     assert found.model is not None  # the caller looked
     plan: Plan = plan_deployment(found.model, found.gpu, found.engine, found.settings)
-    return min(row.budget_bytes - sum(t.bytes for t in row.terms) for row in plan.memory or ())
+    row = min(plan.memory or (), key=lambda r: r.budget_bytes - sum(t.bytes for t in r.terms))
+    budget = row.budget_bytes
+    return (
+        budget - sum(t.bytes for t in row.terms),
+        budget - sum(t.low_bytes for t in row.terms),
+        budget - sum(t.high_bytes for t in row.terms),
+    )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
 
 _DIGEST = re.compile(r"sha256[-:][0-9a-f]{8,64}\Z")
+NAME_THE_MODEL = "--model NAME"
 _PLAIN_CACHE = ("f16", "bf16", "fp16", "f32")
 
 
@@ -58,6 +59,7 @@ def deployment(
                 f"the log does not say how {found.id} is stored (no file type line): its weights are planned in "
                 f"{found.dtype} (--weights q4_k_m, or the .gguf file as --model)"
             )
+        _cache_dtype(log, found, chosen, settings, origins, name, given)
     device = _gpu(log, gpu, warnings)
     return Deployment(
         f"{chosen.name}@{chosen.version}", found, device, settings, origins, [*chosen.warnings, *warnings]
@@ -104,7 +106,7 @@ def _model(log: Log, warnings: list[str]) -> ModelSpec | None:
         except KvplanError:
             continue
     said = f"names {printable(log.model, 80)!r}, which is not known" if log.model else "does not name its model"
-    warnings.append(f"the log {said}; nothing is predicted without one (--model NAME)")
+    warnings.append(f"the log {said}; nothing is predicted without one ({NAME_THE_MODEL})")
     return None
 
 
@@ -154,6 +156,29 @@ def _weights(
     origins["weights"] = f"{name}: {stated}"
 
 
+def _cache_dtype(
+    log: Log, model: ModelSpec, engine: Engine, settings: dict[str, Any], origins: dict[str, str], name: str,
+    given: dict[str, Any],
+) -> None:  # fmt: skip
+    """The cache format by the bytes of a token that the log prints, where nothing names it."""
+    token = log.figure("token")
+    if token is None or "kv_cache_dtype" in settings or "kv_cache_dtype" in given:
+        return
+    from kvplan.planning.planner import plan_deployment
+
+    for dtype in ("auto", *engine.smaller_kv_formats):
+        tried = {**settings, **({"kv_cache_dtype": dtype} if dtype != "auto" else {})}
+        try:
+            own = plan_deployment(model, None, f"{engine.name}@{engine.version}", tried).kv.bytes_per_token_per_gpu
+        except KvplanError:
+            continue
+        if abs(own - token.value) <= max(1, token.half):
+            if dtype != "auto":
+                settings["kv_cache_dtype"] = dtype
+                origins["kv_cache_dtype"] = f"{name}, line {token.line}: a token takes {token.value:,.0f} bytes"
+            return
+
+
 def _gpu(log: Log, gpu: GpuSpec | None, warnings: list[str]) -> GpuSpec | None:
     """The accelerator: the user's, the one the log names, or the one its memory fits; with the memory it prints."""
     total = log.figure("total")
@@ -167,7 +192,8 @@ def _gpu(log: Log, gpu: GpuSpec | None, warnings: list[str]) -> GpuSpec | None:
     if gpu is None and total is not None:
         gpu = _by_memory(int(total.value), total.half, warnings)
     if gpu is None:
-        warnings.append("the log does not name its GPU; terms of the budget are predicted with one (--gpu NAME)")
+        if not log.gpu:
+            warnings.append("the log does not name its GPU; terms of the budget are predicted with one (--gpu NAME)")
         return None
     if total is not None and gpu.torch_total_source != "--gpu-memory":
         return replace(

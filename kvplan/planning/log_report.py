@@ -13,7 +13,7 @@ from kvplan.engines.log_table import LOCAL, Device, Figure, Share, table_of
 from kvplan.errors import InputError, KvplanError
 from kvplan.planning.plan import Plan, to_plain
 from kvplan.planning.planner import plan_deployment
-from kvplan.units import MIB
+from kvplan.units import GIB, MIB
 
 if TYPE_CHECKING:
     from kvplan.planning.log_case import Deployment
@@ -127,9 +127,17 @@ def report(log: Log, found: Deployment, *, file: str, figure: str | None = None)
     chosen = _named(rows, figure)
     return LogReport(
         SCHEMA, file, base, version, bool(log.version), found.model.id if found.model else None, log.model,
-        found.gpu.id if found.gpu else None, tuple(log.run.refusals), fits, inputs, _said(log), tuple(rows), explains,
+        found.gpu.id if found.gpu else None, _refusals(log), fits, inputs, _said(log), tuple(rows), explains,
         chosen, tuple(dict.fromkeys(warnings)),
     )  # fmt: skip
+
+
+def _refusals(log: Log) -> tuple[str, ...]:
+    """What the engine said when it would not start; no bytes for the cache are as good as a word."""
+    kv = log.figure("kv")
+    if log.run.refusals or kv is None or kv.value > 0 or log.engine in LOCAL:
+        return tuple(log.run.refusals)
+    return (f"{kv.value / GIB:.2f} GiB are left for the cache",)
 
 
 def _said(log: Log) -> dict[str, Figure]:

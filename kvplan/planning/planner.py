@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from kvplan.engines import get_engine
 from kvplan.engines.base import Engine, Pool, Settings
 from kvplan.errors import InputError
-from kvplan.planning.advice import hints, notes, smallest_thousandth
+from kvplan.planning.advice import hints, most_sequences, smallest_thousandth
 from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import Outcome, evaluate
 from kvplan.planning.kv import kv_figures
-from kvplan.planning.plan import SCHEMA, AtLength, Capacity, KvFigures, ModelFigures, Plan, RankMemory, Verdict
-from kvplan.planning.settings import FIT, SERVICE, resolve, with_length
+from kvplan.planning.notes import notes
+from kvplan.planning.plan import SCHEMA, AtLength, Capacity, ModelFigures, Plan, RankMemory, Verdict
+from kvplan.planning.settings import FIT, FITTED, SERVICE, resolve, with_length
 from kvplan.spec.arrays import Number, choose, larger, least
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: 
             where="--max-model-len",
             hint="type a number of tokens",
         )
-    sources = {**settings.defaults, "max_model_len": "fitted to the memory"}
+    sources = {**settings.defaults, "max_model_len": FITTED}
     tried = replace(with_length(settings, limit), defaults=sources)
     outcome = evaluate(model, gpu, engine, tried)
     if outcome.kv_bytes is None:
@@ -90,7 +91,7 @@ def fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: 
             "-1 fits the length to the memory, and no memory is given", where="--max-model-len", hint="add --gpu NAME"
         )
     longest = outcome.pool.max_single_request_tokens if outcome.pool else 0
-    return with_length(tried, max(1, min(longest, limit)))
+    return with_length(tried, min(limit, max(engine.least_fitted_tokens, longest)))
 
 
 def _assemble(
@@ -108,13 +109,13 @@ def _assemble(
         _parameters(model), model.active_parameters, model.confidence,
     )  # fmt: skip
     memory = _memory(gpu, engine, outcome) if gpu is not None and outcome.waterfalls is not None else None
-    capacity = _capacity(model, engine, outcome) if outcome.kv_bytes is not None else None
-    found, said = hints(model, gpu, engine, outcome), notes(model, gpu, engine, outcome)
+    most = most_sequences(model, gpu, engine, outcome)
+    capacity = _capacity(model, engine, outcome, most) if outcome.kv_bytes is not None else None
+    found, said = hints(model, gpu, engine, outcome), notes(model, gpu, engine, outcome, most)
     verdict = Verdict(outcome.fits, outcome.reason, outcome.binding, found, said)
     pace = _speed(model, gpu, engine, outcome, calibration)
     all_warnings = (
-        *_model_warnings(model, settings, kv),
-        *_gpu_warnings(gpu),
+        *memory_warnings(model, gpu, engine, outcome),
         *warnings,
         *(pace.notes if pace else ()),
     )
@@ -199,7 +200,7 @@ def rank_kv_bytes(engine: Engine, settings: Settings, pool: Pool | None, kv_byte
     return [choose(empty, have, used) for have, used in zip(left, pool.used_bytes, strict=True)]
 
 
-def _capacity(model: ModelSpec, engine: Engine, outcome: Outcome) -> Capacity:
+def _capacity(model: ModelSpec, engine: Engine, outcome: Outcome, most: int | None) -> Capacity:
     settings, pool, kv = outcome.settings, outcome.pool, outcome.kv_bytes
     smallest = _smallest_utilization(engine, outcome)
     if pool is None or kv is None:
@@ -218,7 +219,8 @@ def _capacity(model: ModelSpec, engine: Engine, outcome: Outcome) -> Capacity:
     return Capacity(
         block_size=pool.block_size, num_blocks=pool.num_blocks, kv_tokens=pool.kv_tokens,
         engine_reported_tokens=pool.engine_reported_tokens, max_concurrency=pool.max_concurrency,
-        max_single_request_tokens=pool.max_single_request_tokens, at=at, max_num_seqs_allowed=pool.max_num_seqs_allowed,
+        max_single_request_tokens=pool.max_single_request_tokens, at=at,
+        max_num_seqs_allowed=most,
         min_gpu_memory_utilization=smallest, total_kv_tokens=total, total_max_concurrency=pool.max_concurrency * dp,
         by_shared_prefix=prefixes,
     )  # fmt: skip
@@ -245,7 +247,12 @@ def _smallest_utilization(engine: Engine, outcome: Outcome) -> float | None:
     return smallest_thousandth(starts)
 
 
-def _model_warnings(model: ModelSpec, settings: Settings, kv: KvFigures) -> list[str]:
+def memory_warnings(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> tuple[str, ...]:
+    """What to know about a model, a GPU and a pool before their figures are trusted."""
+    return (*_model_warnings(model, outcome.settings), *_gpu_warnings(gpu), *_short_pool(engine, outcome))
+
+
+def _model_warnings(model: ModelSpec, settings: Settings) -> list[str]:
     found = list(model.file_warnings)
     if model.checkpoint is not None and model.checkpoint.stored:
         from kvplan.spec.stored import stored_warnings
@@ -259,6 +266,17 @@ def _model_warnings(model: ModelSpec, settings: Settings, kv: KvFigures) -> list
             f"max_model_len {settings.max_model_len:,} is above the model's maximum of {limit:,} ({rope_rule(model)})"
         )
     return found
+
+
+def _short_pool(engine: Engine, outcome: Outcome) -> list[str]:
+    """An engine that starts although its pool is shorter than a request may be."""
+    pool, length = outcome.pool, outcome.settings.max_model_len
+    if pool is None or not pool.starts or not 0 < pool.max_single_request_tokens < length:
+        return []
+    return [
+        f"the pool holds {pool.max_single_request_tokens:,} tokens of one request, less than the limit of "
+        f"{length:,}: {engine.name} starts, and longer requests do not run"
+    ]
 
 
 def rope_rule(model: ModelSpec) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.base import Engine, Settings
 from kvplan.errors import InputError, UnknownNameError, UnsupportedError, nearest
+from kvplan.spec.arrays import choose, is_array, larger
 
 if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
@@ -40,11 +41,17 @@ _MAY_BE_ZERO = ("shared_prefix_tokens", "output_tokens")
 _AMOUNTS = {"request_rate": 1e9, "ttft": 1e6, "tpot": 1e6, "prompt_cv": 100.0, "output_cv": 100.0}
 """Amounts above zero (spreads may be 0), and the largest that is not a slip of the hand."""
 
+_LENGTHS = ("prompt_tokens", "output_tokens")
+_OWN = "kvplan's default"
+_CUT = f"{_OWN}, cut to max_model_len"
+
 MAX_WORLD_SIZE = 4096
 """GPUs of the largest deployment that is worked out rank by rank."""
 
 FIT = -1
 """``max_model_len`` of -1: as long as the memory allows."""
+FITTED = "fitted to the memory"
+"""Where such a length comes from."""
 
 
 def flag_name(setting: str) -> str:
@@ -88,9 +95,9 @@ def resolve(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, given: dict[s
     extra = {name: values.pop(name) for name in list(values) if name not in known}
     for name in known:
         if name not in values and name not in ("defaults", "extra"):
-            sources[name] = "kvplan's default"
-    settings = Settings(**values, extra=extra, defaults=sources)
-    return settings, _check_layout(model, settings) + _check_workload(settings)
+            sources[name] = _OWN
+    settings = cut(Settings(**values, extra=extra, defaults=sources))
+    return settings, _check_layout(model, settings) + _check_workload(settings, gpu is None)
 
 
 def _check_names(engine: Engine, given: dict[str, Any]) -> None:
@@ -165,7 +172,7 @@ def _check_layout(model: ModelSpec, settings: Settings) -> list[str]:
     return []
 
 
-def _check_workload(settings: Settings) -> list[str]:
+def _check_workload(settings: Settings, no_verdict: bool) -> list[str]:
     if settings.shared_prefix_tokens > settings.prompt_tokens:
         raise InputError(
             f"a shared prefix of {settings.shared_prefix_tokens:,} tokens is longer than the prompt "
@@ -173,7 +180,7 @@ def _check_workload(settings: Settings) -> list[str]:
             where="--shared-prefix-tokens", hint="raise --prompt-tokens, which includes the prefix",
         )  # fmt: skip
     warnings = []
-    if 0 < settings.max_model_len < settings.request_tokens:
+    if no_verdict and 0 < settings.max_model_len < settings.request_tokens:
         warnings.append(
             f"a request of {settings.request_tokens:,} tokens (prompt + output) is longer than "
             f"max_model_len {settings.max_model_len:,}"
@@ -188,4 +195,33 @@ def _check_workload(settings: Settings) -> list[str]:
 
 def with_length(settings: Settings, max_model_len: int) -> Settings:
     """The same settings at another maximum length."""
-    return replace(settings, max_model_len=max_model_len)
+    return cut(replace(settings, max_model_len=max_model_len))
+
+
+def cut(settings: Settings) -> Settings:
+    """The same settings with a workload that nobody gave cut to `max_model_len`; what was given stays.
+
+    Prompt and output keep their proportion where both are defaults; else the default one gets what is left, if
+    anything is. Takes arrays too.
+    """
+    length, shared, defaults = settings.max_model_len, settings.shared_prefix_tokens, settings.defaults
+    free = [name for name in _LENGTHS if name in defaults]
+    if not free or (not is_array(length) and length == FIT):
+        return settings
+    usual = {name: Settings.__dataclass_fields__[name].default for name in free}
+    prompt, output = (usual.get(name, getattr(settings, name)) for name in _LENGTHS)
+    over: Any = prompt + output > length
+    if not (over.any() if is_array(over) else over):
+        if all(getattr(settings, name) is value for name, value in usual.items()):
+            return settings
+        return replace(settings, **usual, defaults={**defaults, **dict.fromkeys(free, _OWN)})
+    if len(free) > 1:
+        output = choose(over, length * output // (prompt + output), output)
+    elif "output_tokens" in free:
+        output = choose(over & (length > prompt), length - prompt, output)
+    if "prompt_tokens" in free:
+        prompt = choose(over & (length - output >= larger(shared, 1)), length - output, prompt)
+    if prompt is settings.prompt_tokens and output is settings.output_tokens:
+        return settings
+    sources = {**defaults, **dict.fromkeys(free, _CUT)}
+    return replace(settings, prompt_tokens=prompt, output_tokens=output, defaults=sources)

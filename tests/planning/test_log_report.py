@@ -100,8 +100,16 @@ def test_tokens_of_the_printed_bytes(name: str, said: dict[str, Any], tokens: in
     assert row.agrees
 
 
-def test_a_wrong_cache_type_does_not_agree() -> None:
+def test_the_bytes_of_a_token_say_the_cache_type() -> None:
     found = held_against("tensorrt-llm-deepseek-v3", figure="tokens")
+    assert found.figure is not None
+    assert found.figure.agrees is True
+    assert found.inputs["kv_cache_dtype"] == "fp8"
+    assert "35,136 bytes" in found.inputs["defaults"]["kv_cache_dtype"]
+
+
+def test_a_wrong_cache_type_does_not_agree() -> None:
+    found = held_against("tensorrt-llm-deepseek-v3", figure="tokens", kv_cache_dtype="bf16")
     assert found.figure is not None
     assert found.figure.agrees is False
     token = next(row for row in found.rows if row.kind == "token")
@@ -226,3 +234,45 @@ def test_a_log_without_the_bytes_is_no_base() -> None:
     log.run.figures.pop("kv")
     with pytest.raises(InputError, match="how many bytes"):
         measured_base(log, name="x", model=None, gpu=None, engine=None, given={})
+
+
+def test_a_start_without_bytes_for_the_cache_is_a_refusal() -> None:
+    text = (LOGS / "vllm-0.31.0-llama-3.1-8b.log").read_text(encoding="utf-8")
+    text = text.replace("Available KV cache memory: 56.21 GiB", "Available KV cache memory: -1.35 GiB")
+    found = report(*_of_text(text), file="x.log")
+    assert found.refused == ("-1.35 GiB are left for the cache",)
+    assert held_against("vllm-0.31.0-llama-3.1-8b").refused == ()
+
+
+def test_a_what_if_keeps_bounds() -> None:
+    """What moves the measured bytes is modelled, so they get the bounds of the move; unmoved they have none."""
+    from kvplan.deployment import of_log
+
+    path = str(LOGS / "vllm-0.31.0-llama-3.1-8b.log")
+    moved = of_log(None, {"from_log": path, "max_num_seqs": 64}).plan().inputs
+    low, high = moved["kv_cache_memory_bounds"]
+    assert low < moved["kv_cache_memory_bytes"] < high
+    assert high - low < 2**30
+    assert "kv_cache_memory_bounds" not in of_log(None, {"from_log": path, "concurrency": 4}).plan().inputs
+
+
+def test_a_log_of_an_unknown_model_says_so(tmp_path: Path) -> None:
+    from kvplan.deployment import of_log
+    from kvplan.errors import InputError
+
+    text = (LOGS / "vllm-0.31.0-llama-3.1-8b.log").read_text(encoding="utf-8")
+    file = tmp_path / "x.log"
+    file.write_text(text.replace("meta-llama/Llama-3.1-8B-Instruct", "some/unheard-of"), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        of_log(None, {"from_log": str(file)})
+    assert caught.value.message == "the log names 'some/unheard-of', which is not known"
+
+
+def _of_text(text: str) -> tuple[Any, Any]:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        log = read_log(file.name)
+    return log, deployment(log, name="x.log", model=None, gpu=None, engine=None, given={})

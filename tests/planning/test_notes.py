@@ -49,9 +49,12 @@ def test_a_pool_shorter_than_the_limit() -> None:
     result = plan("llama-3.1-8b", gpu="rtx-4090", engine="sglang")
     assert result.verdict.fits is True
     assert result.capacity is not None
-    text = note(result, "less than the limit")
-    assert f"{result.capacity.max_single_request_tokens:,} tokens" in text
-    assert note(plan("llama-3.1-8b", gpu="h100-sxm", engine="sglang"), "less than the limit") == ""
+    single = f"{result.capacity.max_single_request_tokens:,}"
+    assert [t for t in result.warnings if "less than the limit" in t and f"{single} tokens" in t]
+    assert f"requests above {single} tokens do not run" in result.verdict.reason
+    roomy = plan("llama-3.1-8b", gpu="h100-sxm", engine="sglang")
+    assert not [t for t in roomy.warnings if "less than the limit" in t]
+    assert "the longest request holds" in roomy.verdict.reason
 
 
 def test_a_format_without_effect_on_short_requests() -> None:

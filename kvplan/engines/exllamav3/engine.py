@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Allocation, CachePool, Pool, Settings, Stage, Term
-from kvplan.engines.common import context_term, forward_term, maybe_number
+from kvplan.engines.common import context_term, forward_term, layers_over, maybe_number, no_context_parallel
 from kvplan.engines.rows import Rows, architecture_key, cache_rows
 from kvplan.engines.versions import VersionedEngine
 from kvplan.errors import InputError, UnsupportedError
@@ -45,6 +45,8 @@ class ExLlamaV3(VersionedEngine):
         ("states", "per slot, 16 of them"),
     )
     smaller_kv_formats = ("exl3_8", "exl3_6", "exl3_4")
+    smaller_weights = ()
+    """EXL3 files have any number of bits, and no format of the catalog."""
     fills_budget = False
     splits_tensors = False
     settings = frozenset({"cache_bits", "cache_tokens", "max_num_seqs"})
@@ -54,13 +56,16 @@ class ExLlamaV3(VersionedEngine):
             "max_num_seqs": (SLOTS, "exllamav3 1.6.5 cache/cache.py, max_batch_size"),
             "block_size": (PAGE, "exllamav3: pages"),
         }
+        if given.get("gpus") and not given.get("pipeline_parallel_size"):
+            found["pipeline_parallel_size"] = layers_over(given)
         length = given.get("max_model_len") or model.max_position_embeddings
         if length and length > 0 and "kv_cache_memory_bytes" not in given:
             found["cache_tokens"] = (-(-length // PAGE) * PAGE, "max_model_len in whole pages")
         return found
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
-        self._bits(settings)
+        no_context_parallel(settings)
+        self.cache_bits(settings)
         self._refuse_unmodelled(model)
         tokens = self._tokens(settings)
         if tokens is not None and -(-settings.max_model_len // PAGE) * PAGE > tokens:
@@ -71,7 +76,7 @@ class ExLlamaV3(VersionedEngine):
             )
         warnings: list[str] = []
         rows = cache_rows(model)
-        if self._bits(settings) and any((r.k % GROUP or r.v % GROUP) for r in rows if r.kind != "mla"):
+        if self.cache_bits(settings) and any((r.k % GROUP or r.v % GROUP) for r in rows if r.kind != "mla"):
             raise UnsupportedError(
                 f"K and V of {model.id} do not divide into groups of {GROUP}",
                 where="--cache-bits",
@@ -118,7 +123,7 @@ class ExLlamaV3(VersionedEngine):
         return tokens
 
     @staticmethod
-    def _bits(settings: Settings) -> tuple[int, int] | None:
+    def cache_bits(settings: Settings) -> tuple[int, int] | None:
         """(K bits, V bits); None: 16 bits.
 
         Raises:
@@ -152,15 +157,26 @@ class ExLlamaV3(VersionedEngine):
                 )
         return k, v
 
+    def length_flag(self, settings: Settings, length: int) -> tuple[str, str, dict[str, Any]]:
+        """The pool follows the length, unless it was typed."""
+        if "cache_tokens" in settings.defaults or "cache_tokens" not in settings.extra:
+            return super().length_flag(settings, length)
+        tokens = -(-length // PAGE) * PAGE
+        return "--max-model-len", f"{length} --cache-tokens {tokens}", {"max_model_len": length, "cache_tokens": tokens}
+
+    def smaller_caches(self, settings: Settings) -> list[tuple[str, str, dict[str, Any]]]:
+        bits = [name.removeprefix("exl3_") for name in self.smaller_kv_formats]
+        return [("--cache-bits", b, {"cache_bits": b}) for b in bits]
+
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         stages = settings.pipeline_parallel_size
         base, rest = divmod(num_layers, stages)
         return [base + (i < rest) for i in range(stages)]
 
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
-        bits, half = self._bits(settings), get_format("fp16")
+        bits, half = self.cache_bits(settings), get_format("fp16")
         if bits is None:
-            return KvFormats(half, half, half, HALF, 4)
+            return KvFormats(half, half, half, HALF, 4, frozenset())
         k, v = get_format(f"exl3_{bits[0]}"), get_format(f"exl3_{bits[1]}")
         latent = next((m for _, m in model.mixers() if m.kind == "mla"), None)
         if latent is not None:
@@ -173,7 +189,7 @@ class ExLlamaV3(VersionedEngine):
                 use="cache",
                 source="exllamav3 1.6.5 cache/mla.py: the rotary key stays in 16 bits",
             )
-        return KvFormats(k, v, half, HALF, 4)
+        return KvFormats(k, v, half, HALF, 4, frozenset())
 
     def budget_bytes(self, total_bytes: int, settings: Settings) -> int:
         return total_bytes
@@ -189,7 +205,7 @@ class ExLlamaV3(VersionedEngine):
 
     def token_bytes(self, spec: ModelSpec, settings: Settings) -> int:
         """Bytes of one token over all paged layers of a rank."""
-        bits = self._bits(settings)
+        bits = self.cache_bits(settings)
         return sum(r.layers * sum(row_bytes(r, bits)) for r in self.paged(spec))
 
     def slot_pools(self, spec: ModelSpec, settings: Settings) -> list[CachePool]:
@@ -268,7 +284,7 @@ class ExLlamaV3(VersionedEngine):
 
     def allocation(self, model: ModelSpec, settings: Settings) -> Allocation | None:
         spec = shard_model(model, tp=settings.tensor_parallel_size)
-        bits, tokens = self._bits(settings), self._tokens(settings)
+        bits, tokens = self.cache_bits(settings), self._tokens(settings)
         if tokens is None and settings.kv_cache_memory_bytes is not None:
             tokens = self._fitting(spec, settings, settings.kv_cache_memory_bytes)
         if tokens is None:

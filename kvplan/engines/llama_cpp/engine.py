@@ -53,6 +53,8 @@ class LlamaCpp(Engine):
     smaller_kv_formats = ("q8_0", "q4_0")
     smaller_weights = ("q8_0", "q4_k_m")
     fills_budget = False
+    least_fitted_tokens = 4096
+    """``--fit-ctx``: a context that nobody gave is not made shorter; layers go to host memory instead."""
     splits_tensors = False
     settings = frozenset(
         {
@@ -180,6 +182,22 @@ class LlamaCpp(Engine):
             "" if unified else f" over {slots} slots"
         )
 
+    def length_flag(self, settings: Settings, length: int) -> tuple[str, str, dict[str, Any]]:
+        """By the flag that was typed: -c is a total over slots that do not share one pool."""
+        if "max_model_len" not in settings.defaults:
+            return super().length_flag(settings, length)
+        total = length if settings.extra["unified"] else length * settings.extra["slots"]
+        return "--ctx-size", str(total), {"ctx_size": total}
+
+    def smaller_caches(self, settings: Settings) -> list[tuple[str, str, dict[str, Any]]]:
+        """By -ctk and -ctv where one of them was typed."""
+        if not (settings.extra.get("cache_type_k") or settings.extra.get("cache_type_v")):
+            return super().smaller_caches(settings)
+        return [
+            ("--cache-type-k", f"{name} --cache-type-v {name}", {"cache_type_k": name, "cache_type_v": name})
+            for name in self.smaller_kv_formats
+        ]
+
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
         for name, flag in (
             ("decode_context_parallel_size", "-dcp"),
@@ -202,7 +220,6 @@ class LlamaCpp(Engine):
         return [
             *_architecture_warnings(model, known),
             *_context_warnings(shape, settings),
-            *getattr(model, "file_warnings", ()),
         ]
 
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:

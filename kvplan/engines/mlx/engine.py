@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.engines.base import CachePool, Settings, Stage, Term
-from kvplan.engines.common import forward_term, maybe_number, whole_number
+from kvplan.engines.common import forward_term, maybe_number, nearest_of, no_context_parallel, whole_number
 from kvplan.engines.mlx import growth
 from kvplan.engines.mlx.models import FLOAT32_STATES, LISTED, MAKE_CACHE, MIXED_WINDOWS, REBUILT, WINDOWED
 from kvplan.engines.rows import Rows, architecture_key, cache_rows
@@ -53,6 +53,7 @@ class Mlx(SequenceEngine):
         ("states", "float32 matrices, convolutions in the model's dtype"),
     )
     step = growth.STEP
+    smaller_weights = ("mlx8_g64", "mlx4_g64")
     settings = frozenset(
         {"kv_bits", "kv_group_size", "quantized_kv_start", "max_kv_size", "prefill_step_size", "iogpu_wired_limit_mb"}
     )
@@ -78,6 +79,7 @@ class Mlx(SequenceEngine):
         return model.dtype
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
+        no_context_parallel(settings)
         key, bits = architecture_key(model), self._bits(settings)
         warnings: list[str] = []
         if maybe_number(settings, "max_kv_size") is not None and key in MAKE_CACHE:
@@ -130,7 +132,7 @@ class Mlx(SequenceEngine):
             raise UnsupportedError(
                 f"mlx quantises to {', '.join(map(str, BITS))} bits, not {bits}",
                 where="--kv-bits",
-                hint="type --kv-bits 4",
+                hint=f"type --kv-bits {nearest_of(bits, BITS)}",
             )
         if bits is None and any(n in settings.extra for n in ("kv_group_size", "quantized_kv_start")):
             raise InputError("is a setting of the quantised cache", where="--kv-group-size", hint="add --kv-bits 4")

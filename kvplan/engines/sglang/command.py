@@ -168,7 +168,7 @@ SEVERAL = words("""
 
 UNMODELLED = words("""
     attn-cp-size attention-context-parallel-size cpu-offload-gb cuda-graph-max-bs disable-hybrid-swa-memory enable-lora
-    enable-unified-memory hybrid-kvcache-ratio lora-paths moe-dense-tp-size
+    enable-unified-memory ep-num-redundant-experts hybrid-kvcache-ratio lora-paths moe-dense-tp-size
     prefill-only-disable-kv-cache speculative-algorithm torchao-config
 """)
 """Of these, the ones that change what the memory holds."""

@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Any
 from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Allocation, CachePool, Change, Pool, Settings, Stage, Term
-from kvplan.engines.common import attention_weights_term, checked, index_format, maybe_number, positive, whole_number
+from kvplan.engines.common import (
+    attention_weights_term,
+    checked,
+    index_format,
+    maybe_number,
+    nearest_of,
+    no_context_parallel,
+    positive,
+    whole_number,
+)
 from kvplan.engines.common import share as as_share
 from kvplan.engines.generic import balanced_split, plain_formats
 from kvplan.engines.rows import architecture_key
 from kvplan.engines.sglang import fraction
+from kvplan.engines.sglang.flags_by_version import cache_type
 from kvplan.engines.sglang.models import has_window_pool
 from kvplan.engines.sglang.pools import PADDING_SLOT_SINCE, Cell, Pools, cell, held_bytes, pools_of
 from kvplan.engines.versions import VersionedEngine
@@ -46,7 +56,9 @@ class Sglang(VersionedEngine):
         ("states", "slots out of a share of their own (0.9 bytes for each of the cache), three or more per request"),
         ("start", "any pool that is not empty; a request longer than the pool is refused when it comes"),
     )
-    smaller_kv_formats = ("fp8",)
+    smaller_kv_formats = ("fp8_e4m3",)
+    sequences_flag = "--max-running-requests"
+    sequence_needs = "every running request needs slots for its states"
     settings = frozenset(
         {
             "mem_fraction_static",
@@ -108,6 +120,7 @@ class Sglang(VersionedEngine):
         return found
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
+        no_context_parallel(settings)
         self._numbers(settings)
         maybe_number(settings, "max_running_requests")
         odd = sorted({m.kind for _, m in model.mixers() if m.kind in ("compressed", "cross")})
@@ -122,8 +135,9 @@ class Sglang(VersionedEngine):
             raise UnsupportedError(
                 f"DP attention of {dp} does not divide tensor parallel size {tp}",
                 where="--attn-dp-size",
-                hint=f"type --attn-dp-size {tp}",
+                hint=f"type --attn-dp-size {nearest_of(dp, [n for n in range(1, tp + 1) if tp % n == 0])}",
             )
+        cache_type(settings.kv_cache_dtype, model, settings.weights, self.version)
         page, chunk = whole_number(settings, "page_size", 1), settings.extra.get("chunked_prefill_size")
         if chunk and chunk % page:
             raise UnsupportedError(
@@ -139,6 +153,15 @@ class Sglang(VersionedEngine):
                 "multimodal models also get a smaller fraction, by the size of their encoder; it is not modelled"
             )
         return warnings
+
+    def typed(self, settings: Settings, pool: Pool) -> Settings:
+        """Bytes of cache are tokens there, and slots where states are kept."""
+        if settings.kv_cache_memory_bytes is None:
+            return settings
+        extra = {**settings.extra, "max_total_tokens": pool.kv_tokens}
+        if pool.state_slots:
+            extra["max_mamba_cache_size"] = pool.state_slots * whole_number(settings, "attn_dp_size", 1)
+        return replace(settings, kv_cache_memory_bytes=None, extra=extra)
 
     def _window_pool(self, model: ModelSpec) -> bool:
         return has_window_pool(architecture_key(model), self.version) and any(
@@ -283,7 +306,7 @@ class Sglang(VersionedEngine):
             refusal = (
                 f"{pools.slots:,} state slots hold no request: raise --mem-fraction-static or --mamba-full-memory-ratio"
             )
-        single = self._single(pools, cells, page)
+        single, each = self._single(pools, cells, page), self._slots_per_request(cells)
         return Pool(
             block_size=page,
             num_blocks=pools.tokens // page,
@@ -293,8 +316,9 @@ class Sglang(VersionedEngine):
             max_single_request_tokens=single,
             starts=not refusal,
             used_bytes=tuple(held_bytes(pools, c, page) for c in cells),
-            max_num_seqs_allowed=max(0, running) * dp,
+            max_num_seqs_allowed=pools.slots // each * dp if each else None,
             refusal=refusal,
+            state_slots=pools.slots if any(c.state for c in cells) else 0,
         )
 
     @staticmethod

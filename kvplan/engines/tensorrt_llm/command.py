@@ -55,6 +55,7 @@ GRAMMAR = Grammar(
     options=(
         *TENSORRT_LLM, *SHARED, *LAYOUT,
         *pick(COMMON, "max_model_len", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens"),
+        *pick(COMMON, "kv_cache_memory_bytes"),
     ),
     aliases={
         "--tp-size": "tensor_parallel_size", "--pp-size": "pipeline_parallel_size", "--max-seq-len": "max_model_len",
@@ -63,6 +64,7 @@ GRAMMAR = Grammar(
         "--kv-cache-config.free-gpu-memory-fraction": "free_gpu_memory_fraction",
         "--kv-cache-config.tokens-per-block": "tokens_per_block", "--kv-cache-config.max-tokens": "max_total_tokens",
         "--kv-cache-config.dtype": "kv_cache_dtype",
+        "--kv-cache-config.max-gpu-total-bytes": "kv_cache_memory_bytes",
     },
     positional=True,
     switches=SWITCHES,

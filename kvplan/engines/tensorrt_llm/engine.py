@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.cache.bytes import KvFormats, stream_rows
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Allocation, CachePool, Pool, Settings, Stage, Term
-from kvplan.engines.common import attention_weights_term, experts_term, forward_term, index_format, share, whole_number
+from kvplan.engines.common import (
+    attention_weights_term,
+    experts_term,
+    forward_term,
+    index_format,
+    no_context_parallel,
+    share,
+    whole_number,
+)
 from kvplan.engines.generic import plain_formats
 from kvplan.engines.versions import VersionedEngine
 from kvplan.errors import UnsupportedError
@@ -75,6 +83,7 @@ class TensorRtLlm(VersionedEngine):
         }
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
+        no_context_parallel(settings)
         odd = sorted({m.kind for _, m in model.mixers() if m.states() or m.kind in ("compressed", "cross")})
         if odd:
             raise UnsupportedError(
@@ -98,12 +107,40 @@ class TensorRtLlm(VersionedEngine):
                 hint=f"type --tokens-per-block {near}",
             )
         self._fraction(settings)
+        self._check_cache(model, settings, gpu)
         warnings: list[str] = []
         if any(s.role == "index" for _, m in model.mixers() for s in m.streams()):
             warnings.append(
                 "the pool of sparse-attention index keys is taken to hold 132 B per token and layer; not verified"
             )
         return warnings
+
+    @staticmethod
+    def _check_cache(model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> None:
+        """``auto``, fp8 from compute capability 8.9 on and nvfp4 from 10 on (``KvCacheConfig.dtype``).
+
+        Raises:
+            UnsupportedError: another format, or one that the device has no kernels for.
+        """
+        if settings.kv_cache_dtype == "auto":
+            return
+        formats = plain_formats(model, settings)
+        name, where = formats.k.name, "--kv-cache-dtype"
+        if formats.v.name != name:
+            raise UnsupportedError("TensorRT-LLM stores K and V in one format", where=where, hint=f"type {where} fp8")
+        if name not in ("fp8_e4m3", "nvfp4", model.dtype):
+            raise UnsupportedError(
+                f"TensorRT-LLM 1.3 has no cache in {name} (it has auto, fp8, nvfp4)", where=where,
+                hint=f"type {where} {'auto' if name in ('bf16', 'fp16', 'fp32') else 'fp8'}",
+            )  # fmt: skip
+        need = {"fp8_e4m3": 8.9, "nvfp4": 10.0}.get(name, 0.0)
+        have = gpu.compute_capability if gpu is not None and gpu.vendor == "nvidia" else None
+        if have and float(have) < need:
+            near = "fp8" if float(have) >= 8.9 else "auto"
+            raise UnsupportedError(
+                f"TensorRT-LLM keeps a cache in {name} on compute capability {need:g} and above, not {have}",
+                where=where, hint=f"type {where} {near}",
+            )  # fmt: skip
 
     def sharing_layouts(self, settings: Settings, ranks: int) -> list[tuple[str, dict[str, Any]]]:
         return [(f"--attn-dp-size {ranks}", {"extra": {**settings.extra, "attn_dp_size": ranks}})]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.engines.base import Change, Settings, Stage, Term
-from kvplan.engines.common import context_term, forward_term, whole_number
+from kvplan.engines.common import context_term, forward_term, no_context_parallel, whole_number
 from kvplan.engines.rows import Rows, cache_rows
 from kvplan.engines.sequences import SequenceEngine
 from kvplan.engines.transformers import cache
@@ -47,6 +47,7 @@ class Transformers(SequenceEngine):
         ("windows", "window - 1 tokens, after a prefill that holds all of them"),
         ("states", "float32, convolutions with a column more than elsewhere"),
     )
+    smaller_weights = ("bnb_int8", "nf4")
     settings = frozenset({"cache_implementation", "max_cache_len", *QUANTIZED_ONLY})
 
     def changes(self) -> list[Change]:
@@ -83,6 +84,7 @@ class Transformers(SequenceEngine):
         return model.dtype
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
+        no_context_parallel(settings)
         layout, rows = self.layout(model, settings), self.rows(model, settings)
         if layout.implementation == "quantized":
             self._check_quantized(model, settings, layout, rows)
@@ -241,7 +243,7 @@ class Transformers(SequenceEngine):
         fmt = plain
         if layout.implementation == "quantized":
             fmt = get_format("fp8_e4m3") if layout.backend == "fp8" else _group_format(layout)
-        return KvFormats(fmt, fmt, plain, plain.block_bytes, layout.state_bytes)
+        return KvFormats(fmt, fmt, plain, plain.block_bytes, layout.state_bytes, cache.SPEC_COLUMNS)
 
     def pools(self, spec: ModelSpec, settings: Settings, batch: int, prompt: int, tokens: int) -> tuple[CachePool, ...]:
         return cache.pools(self.rows(spec, settings), self.layout(spec, settings), batch, prompt, tokens)

@@ -32,6 +32,10 @@ class Backend(NamedTuple):
     """Whether every multiple of its size is a kernel block of its own."""
     row: str = ""
     """Latent row layout of 8-bit caches, where it is not plain: a format name."""
+    formats: tuple[str, ...] = ("fp8_e4m3",)
+    """Cache formats it reads besides 16 bits, by kvplan's names (``supported_kv_cache_dtypes``)."""
+    least: float = 0.0
+    """The lowest compute capability."""
 
     def takes(self, block_size: int) -> bool:
         """Whether blocks of so many tokens work."""
@@ -39,20 +43,31 @@ class Backend(NamedTuple):
 
 
 BACKENDS: dict[str, Backend] = {
-    "FLASH_ATTN": Backend((16,)),
-    "FLASHINFER": Backend((16, 32, 64), multiple=False),
-    "TRITON_ATTN": Backend((16,)),
-    "FLEX_ATTENTION": Backend((16,)),
-    "TURBOQUANT": Backend((16, 32, 64, 128), multiple=False),
+    "FLASH_ATTN": Backend((16,), formats=("fp8_e4m3", "fp8_e5m2"), least=8.0),
+    "FLASHINFER": Backend((16, 32, 64), multiple=False, formats=("fp8_e4m3", "fp8_e5m2", "nvfp4"), least=8.0),
+    "TRITON_ATTN": Backend(
+        (16,),
+        formats=("fp8_e4m3", "fp8_e5m2", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head"),
+    ),
+    "FLEX_ATTENTION": Backend((16,), quantized=False),
+    "TURBOQUANT": Backend(
+        (16, 32, 64, 128),
+        multiple=False,
+        formats=("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
+    ),
     "FLASH_ATTN_MLA": Backend((16,), "mla", (9,), quantized=False),
     "FLASHMLA": Backend((64,), "mla", (9, 10), multiple=False),
     "FLASHINFER_MLA": Backend((32, 64), "mla", (10,), multiple=False),
     "CUTLASS_MLA": Backend((128,), "mla", (10,), multiple=False),
     "TRITON_MLA": Backend((16,), "mla"),
     "FLASH_ATTN_MLA_SPARSE": Backend((64,), "sparse", (9,), quantized=False),
-    "FLASHMLA_SPARSE": Backend((64,), "sparse", (9, 10), row="fp8_ds_mla"),
+    "FLASHMLA_SPARSE": Backend(
+        (64,), "sparse", (9, 10), row="fp8_ds_mla", formats=("fp8_e4m3", "fp8_ds_mla", "nvfp4_ds_mla")
+    ),
     "FLASHINFER_MLA_SPARSE": Backend((32,), "sparse", (10,)),
-    "FLASHINFER_MLA_SPARSE_SM120": Backend((64,), "sparse", (12,), row="fp8_ds_mla"),
+    "FLASHINFER_MLA_SPARSE_SM120": Backend(
+        (64,), "sparse", (12,), row="fp8_ds_mla", formats=("fp8_e4m3", "fp8_ds_mla")
+    ),
 }
 """name -> what it takes (block sizes: ``get_supported_kernel_block_sizes``)."""
 
@@ -118,7 +133,11 @@ def choose(
     if cache_format.endswith("_ds_mla"):
         return "FLASHMLA_SPARSE"
     major = int(capability.partition(".")[0] or 0)
-    able = [n for n in _order(family, major, quantized, rules) if _able(BACKENDS[n], major, quantized)]
+    able = [
+        n
+        for n in _order(family, major, quantized, rules)
+        if _able(BACKENDS[n], major, quantized) and reads(n, capability, cache_format, rules)
+    ]
     for name in able:
         if block_size is None or BACKENDS[name].takes(block_size):
             return name
@@ -135,6 +154,74 @@ def choose(
         where="--block-size",
         hint=f"type --block-size {near}",
     )
+
+
+def reads(name: str, capability: str, cache_format: str, rules: Rules) -> bool:
+    """Whether a dense backend runs on this device with this cache; other families are told apart by their `majors`.
+
+    FlashAttention reads fp8 on compute capability 9.x (its version 3; 4 on 10.x), and e5m2 up to 0.20;
+    FlashInfer begins at 8.0 since 0.24 (before: 7.5).
+    """
+    backend, number = BACKENDS[name], float(capability or 0)
+    if backend.family != "dense" or not number:
+        return True
+    least = 7.5 if name == "FLASHINFER" and not rules.has("flashinfer_from_sm80") else backend.least
+    if number < least:
+        return False
+    if name == "FLASH_ATTN" and cache_format.startswith("fp8_e"):
+        major = int(number)
+        eight = major == 9 or (major == 10 and rules.has("fa4_reads_fp8"))
+        return eight and (cache_format != "fp8_e5m2" or not rules.has("fa_e4m3_only"))
+    return True
+
+
+def check_choice(name: str, family: str, capability: str, cache_format: str, rules: Rules) -> None:
+    """Refuse a backend that was asked for and does not fit, as ``validate_configuration`` does.
+
+    Source: vLLM 0.33.0 ``vllm/v1/attention/backend.py`` and ``vllm/platforms/cuda.py``, ``get_attn_backend_cls``.
+
+    Raises:
+        UnknownNameError: no such backend; UnsupportedError: it does not fit; both name those that do.
+    """
+    fitting = [n for n in BACKENDS if not _reasons(BACKENDS[n], n, family, capability, cache_format, rules)]
+    if name.upper() not in BACKENDS:
+        raise UnknownNameError(
+            "attention backend", name, list(BACKENDS), where="--attention-backend",
+            more=f"{', '.join(fitting)} fit here" if fitting else "leave the flag out",
+        )  # fmt: skip
+    why = _reasons(get_backend(name), name.upper(), family, capability, cache_format, rules)
+    if why:
+        near = next((n for n in _order(family, int(capability.partition(".")[0]), False, rules) if n in fitting), "")
+        near = near or (fitting[0] if fitting else "")
+        raise UnsupportedError(
+            f"vLLM {rules.name} refuses {name.upper()} here: {', '.join(why)}", where="--attention-backend",
+            hint=f"type --attention-backend {near}, or leave the flag out" if near else "leave the flag out",
+        )  # fmt: skip
+
+
+def _reasons(backend: Backend, name: str, family: str, capability: str, cache_format: str, rules: Rules) -> list[str]:
+    """In vLLM's words."""
+    found, major = [], int(capability.partition(".")[0])
+    latent = family in ("mla", "sparse")
+    if latent != (backend.family in ("mla", "sparse")):
+        found.append("MLA not supported" if latent else "non-MLA not supported")
+    elif (family == "sparse") != (backend.family == "sparse"):
+        found.append("sparse not supported" if family == "sparse" else "non-sparse not supported")
+    plain = cache_format in PLAIN_FORMATS
+    if name == "TURBOQUANT" and plain:
+        found.append(f"kv_cache_dtype not supported ({cache_format})")
+    if not plain and (not backend.quantized or cache_format not in backend.formats):
+        found.append(f"kv_cache_dtype not supported ({cache_format})")
+    if backend.majors is not None and major not in backend.majors:
+        found.append(f"compute capability not supported ({capability})")
+    elif not found and not reads(name, capability, cache_format, rules):
+        low = not reads(name, capability, "bf16", rules)
+        found.append(
+            f"compute capability not supported ({capability})"
+            if low
+            else f"kv_cache_dtype not supported ({cache_format} on compute capability {capability})"
+        )
+    return found
 
 
 def _order(family: str, major: int, quantized: bool, rules: Rules) -> tuple[str, ...]:

@@ -63,6 +63,10 @@ def defaults(model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any], rules
     family = layout.attention_family(layout.mixers_of(model))
     if family not in (None, "compressed"):
         assert family is not None
+        if given.get("attention_backend") and (gpu is None or gpu.vendor in ("nvidia", "custom")):
+            stored = _plain_format(model, str(dtype))
+            _check_format(model, stored, str(dtype), rules)
+            backends.check_choice(str(given["attention_backend"]), family, capability, stored.name, rules)
         name = given.get("attention_backend") or _backend(
             model, family, capability, str(dtype), given.get("block_size"), rules
         )
@@ -156,6 +160,7 @@ def kv_formats(model: ModelSpec, settings: Settings, rules: Rules) -> KvFormats:
     key = _plain_format(model, dtype)
     _check_format(model, key, dtype, rules)
     family = layout.attention_family(layout.mixers_of(model))
+    _check_rows(key, family)
     if family == "compressed":
         own = v4_format(model)
         if own is not None and (dtype == "auto" or key.name in ("fp8_e4m3", "fp8_ds_mla")):
@@ -189,6 +194,34 @@ def _sparse_format(key: Format, dtype: str, settings: Settings, rules: Rules) ->
     return key
 
 
+def _check_rows(fmt: Format, family: str | None) -> None:
+    """Layouts of a whole latent row are for sparse latent attention alone (DeepSeek-V3.2 and V4).
+
+    Source: vLLM 0.33.0 ``vllm/v1/attention/backends/mla/``: only the sparse backends list them.
+    """
+    if fmt.name.endswith("_ds_mla") and family not in ("sparse", "compressed"):
+        what = "latent attention without an index" if family == "mla" else "attention over K and V"
+        raise UnsupportedError(
+            f"no attention backend of vLLM keeps {fmt.name} rows for {what}", where="--kv-cache-dtype",
+            hint="type --kv-cache-dtype fp8",
+        )  # fmt: skip
+
+
+def _check_batch(settings: Settings) -> None:
+    """A step must have room for a token of every running sequence, in every release read.
+
+    Source: vLLM 0.33.0 ``vllm/config/scheduler.py``, ``verify_max_model_len`` (0.11.0: ``_verify_args``).
+    """
+    batched, seqs = settings.max_num_batched_tokens, settings.max_num_seqs
+    if batched is not None and seqs is not None and batched < seqs:
+        given = "max_num_batched_tokens" not in settings.defaults
+        raise UnsupportedError(
+            f"vLLM refuses max_num_batched_tokens {batched:,} below max_num_seqs {seqs:,}",
+            where="--max-num-batched-tokens" if given else "--max-num-seqs",
+            hint=f"type --max-num-batched-tokens {seqs}, or --max-num-seqs {batched}",
+        )
+
+
 def _check_format(model: ModelSpec, fmt: Format, dtype: str, rules: Rules) -> None:
     since = FORMATS.get(fmt.name)
     if fmt.name == get_format(model.dtype).name or (since is not None and rules.version >= since):
@@ -204,7 +237,8 @@ def _check_format(model: ModelSpec, fmt: Format, dtype: str, rules: Rules) -> No
 
 def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rules) -> list[str]:
     """Refuse what no memory makes legal; returns warnings."""
-    warnings = _check_length(model, settings)
+    warnings = _check_length(model, settings) + _dtype_warnings(model, gpu)
+    _check_batch(settings)
     _check_block(model, settings, rules)
     _check_context_parallel(model, settings)
     _check_fp8_tiles(model, settings)
@@ -225,6 +259,20 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
     if gpu is not None and capability_of(gpu) == _OTHER:
         warnings.append(f"vLLM's block sizes on {gpu.vendor} are not modelled; those of a plain backend are used")
     return warnings
+
+
+def _dtype_warnings(model: ModelSpec, gpu: GpuSpec | None) -> list[str]:
+    """What runs instead of bfloat16 where a device has none: float16, as wide.
+
+    Source: vLLM 0.33.0 ``vllm/platforms/cuda.py`` (``supported_dtypes``), ``vllm/config/model.py``.
+    """
+    capability = float(capability_of(gpu)) if gpu is not None and gpu.vendor == "nvidia" else 0.0
+    if model.dtype != "bf16" or not 0 < capability < 8:
+        return []
+    return [
+        f"{gpu.id if gpu else ''} has no bfloat16 (compute capability {capability:g}): vLLM runs {model.id} in "
+        "float16, as many bytes (Gemma 2 and 3 and GLM-4 in float32, twice as many, which is not planned)"
+    ]
 
 
 def _check_length(model: ModelSpec, settings: Settings) -> list[str]:

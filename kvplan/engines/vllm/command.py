@@ -6,14 +6,14 @@ Source: vLLM 0.11.0 to 0.33.0, ``vllm/engine/arg_utils.py`` and ``vllm/entrypoin
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.command_line import Grammar, Reading, Word, words
 from kvplan.engines.model_changes import ModelChanges, Quantization, from_config, read_dtype, replaced_keys, unmodelled
 from kvplan.engines.options import Option
 from kvplan.engines.versions import at_least
 from kvplan.engines.vllm.flags import LAYOUT, OPTIONS
-from kvplan.errors import InputError, UnsupportedError
+from kvplan.errors import InputError, UnsupportedError, printable
 
 if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
@@ -101,8 +101,8 @@ SEVERAL = words("""
 
 UNMODELLED = words("""
     cpu-offload-gb cpu-offload-params disable-sliding-window enable-dbo enable-lora enable-prompt-adapter
-    kv-cache-dtype-skip-layers language-model-only mm-encoder-only model-class-overrides offload-backend
-    offload-group-size override-attention-dtype prefill-context-parallel-size quantization-config -pcp
+    kv-cache-dtype-skip-layers language-model-only mm-encoder-only model-class-overrides num-redundant-experts
+    offload-backend offload-group-size override-attention-dtype prefill-context-parallel-size quantization-config -pcp
 """)
 """Of these, the ones that change what the memory holds."""
 
@@ -119,6 +119,11 @@ _DOTTED = "--speculative-config."
 def settle(reading: Reading) -> None:
     """Drafts out of several flags, quantisation, machines, and what is changed of the model itself."""
     _drafts(reading)
+    for read in (_graphs, _redundant):
+        try:
+            read(reading)
+        except InputError as odd:
+            reading.warnings.append(f"{odd.where}: {odd.message}")
     method = reading.use("--quantization", "-q")
     if method and method != "None":
         reading.quantization = Quantization(f"--quantization {method}", QUANTIZATION.get(method, ""))
@@ -152,6 +157,72 @@ def _changes(reading: Reading) -> None:
     reading.changes = changes._replace(legacy=bool(scaling)) if changes else None
     if others:
         reading.warnings.append(unmodelled("--hf-overrides", others))
+
+
+_COMPILATION = ("--compilation-config", "-cc", "-O")
+_SIZES = "cudagraph_capture_sizes"
+
+
+def _graphs(reading: Reading) -> None:
+    """No CUDA graphs at ``-O0`` or mode NONE; sizes to capture.
+
+    Source: vLLM 0.11.0 ``vllm/config/__init__.py`` and ``vllm/utils/__init__.py`` (``-O0`` is level 0), 0.12.0 to
+    0.33.0 ``vllm/config/vllm.py``.
+    """
+    level, keys = reading.other.get("--optimization-level"), _compilation(reading)
+    level = next((v for f in _COMPILATION if (v := reading.other.get(f)) is not None and v.isdecimal()), level)
+    mode = str(keys.get("cudagraph_mode", "")).rpartition(".")[2].upper()
+    flags = [f for f in reading.other if f.partition(".")[0] in (*_COMPILATION, "--optimization-level")]
+    asked = keys.get(_SIZES)
+    flag = next((f for f in ("--cudagraph-capture-sizes", "--cuda-graph-sizes") if f in reading.lists), "")
+    if flag:
+        asked, flags = list(reading.lists[flag]), [*flags, flag]
+    elif isinstance(asked, str):
+        asked = asked.strip("[]").split(",")
+    most = keys.get("max_cudagraph_capture_size")
+    sizes = _whole(asked) if isinstance(asked, list) else _whole([most])
+    if level == "0" or mode == "NONE" or keys.get("level") in (0, "0") or sizes == [0] or asked == []:
+        reading.set("enforce_eager", True, _typed(reading, flags))
+    elif sizes:
+        reading.set("max_cudagraph_capture_size", max(sizes), _typed(reading, flags))
+        if len(sizes) > 1 or (isinstance(asked, list) and flag != "--cuda-graph-sizes"):
+            reading.warnings.append(f"{flag or _SIZES}: graphs are counted for all usual sizes up to {max(sizes):,}")
+    elif not (isinstance(asked, list) or most is not None):
+        return
+    else:
+        reading.warnings.append(f"{flag or _SIZES}: the sizes to capture cannot be read")
+        return
+    for name in flags:
+        reading.use(name)
+    reading.ignored = [name for name in reading.ignored if not name.startswith("-O")]
+
+
+def _typed(reading: Reading, flags: list[str]) -> str:
+    """Flags with their values, as somebody would type them."""
+    values = {f: " ".join(reading.lists.get(f) or (reading.other.get(f, ""),)) for f in flags}
+    return printable(" ".join(f"{f}{v}" if f == "-O" and v.isdecimal() else f"{f} {v}" for f, v in values.items()), 60)
+
+
+def _compilation(reading: Reading) -> dict[str, Any]:
+    """The keys of the compilation settings, from JSON and from dotted flags."""
+    looked = Reading()
+    looked.other = {f: v for f, v in reading.other.items() if not (f in _COMPILATION and v.isdecimal())}
+    return replaced_keys(looked, *_COMPILATION)
+
+
+def _whole(values: list[Any]) -> list[int]:
+    """The whole numbers of a list; none where something else stands in it."""
+    found = [str(value).strip() for value in values]
+    return [int(text) for text in found] if all(t.isdecimal() and len(t) < 7 for t in found) else []
+
+
+def _redundant(reading: Reading) -> None:
+    """Copies of busy experts that every rank holds besides its own."""
+    found = replaced_keys(reading, "--eplb-config")
+    count = found.get("num_redundant_experts")
+    if count not in (None, 0, "0"):
+        shown = printable(str(count), 20)
+        reading.warnings.append(f"num_redundant_experts {shown} changes what the memory holds, and is not modelled")
 
 
 _SCALED = ("su", "longrope", "llama3")

@@ -52,6 +52,7 @@ class Vllm(Engine):
         ("start", "refused where a request of max_model_len does not hold, or max_num_seqs is over the state blocks"),
     )
     highest_utilization = 0.95
+    pages_cover_states = True
     smaller_kv_formats = ("fp8",)
     array_settings = ARRAY_SETTINGS
     settings = frozenset(

@@ -6,6 +6,7 @@ takes the rules of the nearest release that was read, and says so.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from kvplan.errors import InputError, printable
@@ -76,6 +77,17 @@ CHANGES: dict[str, Change] = {
     ),
     "hybrid_mla_128": Change((0, 27, 0), "hybrids with latent attention align blocks to 128", _PLATFORM),
     "kda_draft_columns": Change((0, 27, 0), "KDA keeps a convolution column per draft token", _STATES),
+    "fa_e4m3_only": Change(
+        (0, 22, 0), "FlashAttention no longer takes fp8_e5m2 caches", "vllm/v1/attention/backends/flash_attn.py"
+    ),
+    "flashinfer_from_sm80": Change(
+        (0, 24, 0), "FlashInfer begins at compute capability 8.0 (before: 7.5)",
+        "vllm/v1/attention/backends/flashinfer.py",
+    ),
+    "fa4_reads_fp8": Change(
+        (0, 28, 0), "FlashAttention 4 reads fp8 caches on compute capability 10",
+        "vllm/v1/attention/backends/fa_utils.py",
+    ),
     "buckets_merge": Change((0, 27, 0), "layers that differ in a window alone share a bucket", _PLANNING),
     "hybrid_prefix_caching": Change(
         (0, 28, 0), "prefix caching on by default for hybrids",
@@ -143,6 +155,7 @@ class Rules:
         return self.version >= CHANGES[change].since
 
 
+@lru_cache(maxsize=128)
 def parse(text: str) -> Version:
     """``0.27.0`` -> (0, 27, 0); a missing patch is 0, anything after it is cut off.
 

@@ -28,8 +28,6 @@ RUNS_ON: dict[str, frozenset[str]] = {
 """engine -> vendors it has a backend or a maintained plug-in for, by the engines' own lists of supported hardware."""
 USUAL = {"apple": "mlx"}
 """vendor -> the engine that is tried if none is asked for; vLLM elsewhere."""
-PACKED = {"mlx": ("mlx8_g64", "mlx4_g64"), "transformers": ("bnb_int8", "nf4"), "exllamav3": ()}
-"""engine -> weight formats that are tried besides the checkpoint's own, where they are not those of its advice."""
 SIZES = (1, 2, 4, 8)
 """Tensor parallel sizes and pipeline stages that are tried, as far as they divide the model."""
 REPLICAS = (2, 4, 8, 16)
@@ -134,8 +132,7 @@ def weight_formats(model: ModelSpec, engine: Engine, asked: Sequence[str]) -> li
         return list(asked)
     own = model.checkpoint.format if model.checkpoint is not None else model.dtype
     most = get_format(own, use="weights").mean_bits(32, 128)
-    tried = PACKED.get(engine.name, engine.smaller_weights)
-    smaller = [n for n in tried if get_format(n, use="weights").mean_bits(32, 128) < 0.9 * most]
+    smaller = [n for n in engine.smaller_weights if get_format(n, use="weights").mean_bits(32, 128) < 0.9 * most]
     return ["auto", *smaller]
 
 
