@@ -69,5 +69,5 @@ def _files(start: str, others: Callable[[str], bool]) -> Iterator[str]:
         ]
         found += [os.path.join(folder, name) for name in (*whole, *files)]
     if not found:
-        raise InputError(f"{printable(start)}: no YAML file in it", hint="name a YAML file or a folder of them")
+        raise InputError(f"{printable(start)}: nothing to check in it", hint="name a YAML file or a folder of them")
     yield from sorted(found)

@@ -8,13 +8,23 @@ import re
 from kvplan.errors import KvplanError, printable
 from kvplan.sources.yaml_file import Finding, lint_model_file
 
+_TELLING = ("model_type", "architectures", "num_hidden_layers", "kvplan.model/1")
+"""A JSON file with one of these describes a model, and is no tokenizer or index."""
 _LATER_PART = re.compile(r"-(?!00001-)[0-9]{5}-of-[0-9]{5}\.gguf\Z", re.IGNORECASE)
 
 
 def is_model(path: str) -> bool:
-    """Whether a path below a folder is a model of its own, and no spec: a folder with a configuration, a GGUF file."""
+    """Whether a path below a folder is a model of its own, and no YAML file.
+
+    A folder with a configuration, a configuration by another name, a GGUF file.
+    """
     if os.path.isdir(path):
         return os.path.isfile(os.path.join(path, "config.json"))
+    if path.lower().endswith(".json"):
+        from kvplan.sources.paths import begins
+
+        head = begins(path, 1 << 20)
+        return any(f'"{key}"'.encode() in head for key in _TELLING) and b'"weight_map"' not in head
     return path.lower().endswith(".gguf") and not _LATER_PART.search(path)
 
 

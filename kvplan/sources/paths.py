@@ -61,15 +61,15 @@ def _is_folder(path: str) -> bool:
 
 def _is_gguf(path: str) -> bool:
     """Whether a file without a telling name begins as GGUF does."""
-    return _begins(path, 4) == b"GGUF"
+    return begins(path, 4) == b"GGUF"
 
 
 def is_spec(path: str) -> bool:
     """Whether a JSON file is one of kvplan's own specs: it says so at its beginning."""
-    return b'"kvplan.model/' in _begins(path, 400)
+    return b'"kvplan.model/' in begins(path, 400)
 
 
-def _begins(path: str, length: int) -> bytes:
+def begins(path: str, length: int) -> bytes:
     """The first bytes of a regular file; none of anything else (opening a pipe would wait for its writer)."""
     try:
         if not os.path.isfile(path):

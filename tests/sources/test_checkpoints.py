@@ -276,7 +276,11 @@ def test_links_out_of_the_folder(llama_folder: Folder, tmp_path: Path) -> None:
     shard.symlink_to("model-00001-of-00002.safetensors")  # stays inside: a file like any other
     assert find_model(str(folder)).file_warnings
     shard.unlink()
-    shard.symlink_to(shard)  # leads round in a circle: not there
+    shard.symlink_to(shard)
+    with pytest.raises(SpecError, match="leads round in a circle"):
+        find_model(str(folder))
+    shard.unlink()
+    shard.symlink_to("gone.safetensors")
     assert "1 of 2 files" in find_model(str(folder)).file_warnings[0]
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from functools import lru_cache
 from operator import sub
 
 from kvplan.sources.checkpoint.safetensors import (
-    MAX_TENSORS,
     Columns,
     Source,
     header_bytes,
@@ -25,9 +25,11 @@ from kvplan.sources.checkpoint.safetensors import (
 Group = tuple[bytes, bytes, bytes, bytes, bytes]
 """What stands before a name's layer, what stands for the layer, what stands after it, dtype and shape."""
 
-_START = re.compile(rb'\{(?:"__metadata__":(\{[^{}\\]{0,65536}+\}),)?(?=")')
+_START = re.compile(rb'\{(?:"__metadata__": ?(\{[^{}\\]{0,65536}+\}), ?)?(?=")')
 _EXPERT = re.compile(rb"\.experts\.[0-9]{1,6}\.")
+_LAYERS = re.compile(rb"\.layers\.([0-9]{1,6})\.")
 _ENTRY = re.compile(rb'([^"\x00-\x1f]*+)":\{"dtype":"(\w{1,20})","shape":\[((?:\d{1,19}(?:,\d{1,19}){0,31})?)\]')
+_CHUNK = 1 << 20
 _CUT, _PLACE = b']},"', b',"data_offsets":['
 
 
@@ -47,62 +49,119 @@ def read_groups(source: Source, where: str, layers: int) -> Counter[Group]:
 
 
 def _grouped(found: Columns, layers: int) -> Counter[Group]:
+    names, dtypes, shapes = found
+    alike = _alike(b'"'.join(names), layers).split(b'"') if names else []
     groups: Counter[Group] = Counter()
-    for (name, dtype, shape), times in Counter(zip(*found, strict=True)).items():
-        groups[*_cut(name, layers), dtype, shape] += times
+    for (name, dtype, shape), times in Counter(zip(alike, dtypes, shapes, strict=True)).items():
+        groups[*_cut(name), dtype, shape] += times
     return groups
 
 
-def _cut(name: bytes, layers: int) -> tuple[bytes, bytes, bytes]:
-    """What stands before the layer of a name, what stands for the layer, and what stands after it."""
-    before, inside, rest = name.partition(b".layers.")
-    number, dot, rest = rest.partition(b".")
-    if not (inside and dot and number.isdigit() and len(number) <= 6):
-        return name, b"", b""
-    return before, b".layers.%d." % (layers if int(number) >= layers else 0), rest
+def _alike(names: bytes, layers: int) -> bytes:
+    """Names (or entries that begin with them) with one number for every layer of the model, another for later ones."""
+    numbers: dict[bytes, bytes] = {}
+
+    def number(match: re.Match[bytes]) -> bytes:
+        found = match.group(1)
+        if found not in numbers:
+            numbers[found] = b".layers.%d." % (layers if int(found) >= layers else 0)
+        return numbers[found]
+
+    return _LAYERS.sub(number, names)
+
+
+def _cut(name: bytes) -> tuple[bytes, bytes, bytes]:
+    """What stands before the layer of a name that `_alike` made, what stands for the layer, and what stands after."""
+    found = _LAYERS.search(name)
+    return (name[: found.start()], found.group(), name[found.end() :]) if found else (name, b"", b"")
+
+
+@lru_cache(maxsize=16384)
+def _said(entry: bytes) -> tuple[Group, int] | None:
+    """(group, bytes) of an entry that `_alike` made; None: it is none."""
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
+        return None
+    name, dtype, shape = match.groups()
+    return (*_cut(name), dtype, shape), stored_bytes(dtype, shape)
 
 
 def _usual(data: bytes, room: int, layers: int) -> Counter[Group] | None:
-    """The groups of a header as the library writes it; None: it is another, or something is wrong with it."""
+    """The groups of a header as the library writes it; None: it is another, or something is wrong with it.
+
+    It is cut into pieces of about a megabyte, which bounds what is held besides the header itself.
+    """
+    spaced = b'": ' in data[:_CHUNK]  # as Python's own writer lays it out
     start = _START.match(data)
-    if start is None or b"\\" in data:
-        return None
-    body = data[start.end() + 1 :].rstrip(b" ").replace(_PLACE, _CUT)
-    parts = body.split(_CUT)
-    if len(parts) % 2 or len(parts) > 2 * MAX_TENSORS or not parts[-1].endswith(b"]}}"):
-        return None
-    parts[-1] = parts[-1][:-3]
-    entries = parts[0::2]
-    if len(set(entries)) != len(entries):
-        return None
-    alike = _EXPERT.sub(b".experts.0.", body).split(_CUT)[0::2]
-    counts = Counter(alike)
-    read = {entry: _ENTRY.fullmatch(entry) for entry in counts}
-    said = {entry: match.groups() for entry, match in read.items() if match is not None}
-    if len(said) != len(counts) or len({name for name, _, _ in said.values()}) != len(said):
-        return None
-    sizes = {entry: stored_bytes(dtype, shape) for entry, (_, dtype, shape) in said.items()}
-    if not _tiles(parts[1::2], list(map(sizes.__getitem__, alike)), room):
+    body = data.rstrip(b" ")
+    if b"\\" in data or start is None or not body.endswith(b"]}}"):
         return None
     try:
         if start.group(1) is not None:
             json.loads(start.group(1), object_pairs_hook=once)
     except (ValueError, RecursionError):
         return None
+    between = b']}, "' if spaced else b']},"'
+    entries: set[int] = set()
+    names: dict[bytes, bytes] = {}
     groups: Counter[Group] = Counter()
-    for entry, (name, dtype, shape) in said.items():
-        groups[*_cut(name, layers), dtype, shape] += counts[entry]
-    return groups
+    at, held, count = start.end(), 0, 0
+    while at < len(body):
+        cut = body.find(between, at + _CHUNK)
+        piece = body[at : cut + 2 if cut >= 0 else len(body) - 1]
+        piece = piece.replace(b'": ', b'":').replace(b", ", b",") if spaced else piece
+        found = _piece(piece, layers, entries, names, held)
+        if found is None:
+            return None
+        part, held = found
+        groups.update(part)
+        count += part.total()
+        at = cut + len(between) - 1 if cut >= 0 else len(body)
+    return groups if held == room and len(entries) == count else None
 
 
-def _tiles(places: list[bytes], told: list[int], room: int) -> bool:
-    """Whether every place begins where the one before it ends, is as large as told, and the last ends the file."""
+def _piece(
+    piece: bytes, layers: int, entries: set[int], names: dict[bytes, bytes], begin: int
+) -> tuple[Counter[Group], int] | None:
+    """(the groups of some entries, where their data end); None: not as usual.
+
+    Args:
+        entries: hashes of the entries so far, to which those of the piece are added.
+        names: names so far, with one number for every expert, and the one entry of each.
+        begin: where the data of the first entry should begin.
+    """
+    if not piece.endswith(b"]}"):
+        return None
+    piece = piece[1:-2].replace(_PLACE, _CUT)
+    parts = piece.split(_CUT)
+    if len(parts) % 2:
+        return None
+    entries.update(map(hash, parts[0::2]))
+    alike = _EXPERT.sub(b".experts.0.", piece).split(_CUT)[0::2]
+    counts = Counter(alike)
+    if any(names.setdefault(entry[: entry.find(b'"')], entry) != entry for entry in counts):
+        return None
+    kinds = _alike(_CUT.join(counts), layers).split(_CUT)
+    said = {entry: found for entry, kind in zip(counts, kinds, strict=True) if (found := _said(kind)) is not None}
+    if len(said) != len(counts):
+        return None
+    end = _end(parts[1::2], [said[entry][1] for entry in alike], begin)
+    if end is None:
+        return None
+    groups: Counter[Group] = Counter()
+    for entry, (group, _) in said.items():
+        groups[group] += counts[entry]
+    return groups, end
+
+
+def _end(places: list[bytes], told: list[int], begin: int) -> int | None:
+    """Where the last place ends, if each begins where the one before it ends and is as large as told."""
     text = b",".join(places)
     if text.translate(None, b"0123456789") != b"," * (2 * len(places) - 1):
-        return False
+        return None
     numbers = text.split(b",")
     begins, ends = numbers[0::2], numbers[1::2]
-    if begins[1:] != ends[:-1] or begins[0] != b"0" or not all(ends) or max(map(len, ends)) > 19:
-        return False
+    if begins[1:] != ends[:-1] or begins[0] != b"%d" % begin or not all(ends) or max(map(len, ends)) > 19:
+        return None
     stops = list(map(int, ends))
-    return stops[-1] == room and told == list(map(sub, stops, [0, *stops[:-1]]))
+    return stops[-1] if told == list(map(sub, stops, [begin, *stops[:-1]])) else None

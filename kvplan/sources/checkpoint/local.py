@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -44,8 +45,11 @@ class _Open:
         self.size = size
 
     def read(self, start: int, length: int) -> bytes:
-        found = bytearray()
         os.lseek(self.handle, start, os.SEEK_SET)
+        whole = os.read(self.handle, length)
+        if len(whole) == length:  # no second copy of it
+            return whole
+        found = bytearray(whole)
         while len(found) < length and (part := os.read(self.handle, length - len(found))):
             found += part
         return bytes(found)
@@ -72,9 +76,17 @@ class Folder:
 
     def _is_there(self, name: str) -> bool:
         path = os.path.join(self.path, name)
-        if not os.path.exists(path):  # gone, a dangling link, or one that leads round in a circle
+        try:
+            size = os.stat(path).st_size
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise SpecError(
+                    "is a link that leads round in a circle", where=self.label(name), hint="copy the file there"
+                ) from None
+            return False  # gone, or a dangling link
+        except ValueError:
             return False
-        if os.path.getsize(path) > 1024:
+        if size > 1024:
             return True
         with self._opened(name) as source:
             return not source.read(0, 40).startswith(b"version https://git-lfs")

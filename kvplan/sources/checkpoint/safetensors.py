@@ -26,6 +26,11 @@ from kvplan.errors import SpecError, printable
 MAX_HEADER_BYTES = 64 << 20
 """A checkpoint of 91,000 tensors (DeepSeek-V3) has 14 MiB of headers in 163 files."""
 MAX_TENSORS = 1_000_000
+"""Of a checkpoint."""
+MAX_FILE_TENSORS = 250_000
+"""Of one file: all of DeepSeek-V3 has 91,000."""
+MAX_ODD_TENSORS = 100_000
+"""Of one file that is not laid out as the format's own library does it, and takes more memory to read."""
 MAX_RANK = 32
 BITS = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
@@ -109,9 +114,9 @@ def _all_columns(data: bytes, where: str) -> tuple[Columns, list[int], list[int]
     Raises:
         SpecError: it is no JSON of this form.
     """
+    if data.count(b'"data_offsets"') > MAX_ODD_TENSORS:
+        raise _wrong(f"names more than {MAX_ODD_TENSORS:,} tensors in an unusual layout", where)
     parts = _ENTRY.split(data)  # what lies between entries, then the five groups of one, and so on
-    if len(parts) > 6 * MAX_TENSORS:
-        raise _wrong(f"names more than {MAX_TENSORS:,} tensors", where)
     odd = _odd_entries(b"".join(parts[0::6]), len(parts) > 1, where)
     names, dtypes, shapes, begins, ends = (parts[1 + i :: 6] + [entry[i] for entry in odd] for i in range(5))
     return Columns(names, dtypes, shapes), list(map(int, begins)), list(map(int, ends))
@@ -138,6 +143,8 @@ def header_bytes(source: Source, where: str) -> tuple[bytes, int]:
         raise _wrong("ends inside its header", where)
     if data[:1] != b"{":
         raise _wrong("is no safetensors file: its header does not begin with {", where)
+    if data.count(b'"data_offsets"') > MAX_FILE_TENSORS:
+        raise _wrong(f"names more than {MAX_FILE_TENSORS:,} tensors", where)
     if not data.isascii():
         try:
             data.decode()

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Command", "Report", "is_command", "read_command"]
 
+_PROMPT = re.compile(r"^[ \t]*[$%\u276f][ \t]+(?=\S)", re.MULTILINE)
+"""What a terminal prints in front of a command that was copied with it."""
 MAX_LINE = 200_000
 """Characters of a pasted command line."""
 _PROGRAMS = "vllm serve, python -m sglang.launch_server, trtllm-serve, llama-server and ollama run are known"
@@ -36,8 +39,15 @@ def _is_line(text: str) -> bool:
     return any(c.isspace() for c in text.strip()) and not os.path.isfile(split_name(text)[0])
 
 
-def read_command(text: str) -> Command:
+Opened = dict[tuple[str, str], "tuple[Finder, list[Start], list[str]]"]
+"""What files start, for whoever picks from one file again and again: `read_command` fills it."""
+
+
+def read_command(text: str, opened: Opened | None = None) -> Command:
     """The command in a pasted line, or in the file `text` names (``FILE#NAME`` picks one of several).
+
+    Args:
+        opened: files that were read before and have not changed since.
 
     Raises:
         InputError: no engine is started, or more than one and none was picked; text that cannot be read; a model
@@ -49,14 +59,20 @@ def read_command(text: str) -> Command:
         if len(text) > MAX_LINE:
             raise InputError(f"is longer than {MAX_LINE:,} characters", where=LINE, hint="put it in a file")
         finder = Finder(LINE)
-        found = finder.script(raw.clean(text), {})
+        found = finder.script(_PROMPT.sub("", raw.clean(text)), {})
         if not found:
             raise InputError(f"starts no engine: {printable(' '.join(text.split()), 60)}", where=LINE, hint=_PROGRAMS)
         return _command(_only(found, LINE, ""), finder, LINE, "")
     path, picked = split_name(text)
     name = printable(path, 200)
-    finder = Finder(name)
-    found, names = _from_file(read_text(path), path, finder, picked)
+    whole = path.lower().endswith((".yaml", ".yml"))
+    key = (os.path.abspath(path), "" if whole else picked)
+    if opened is None or key not in opened:
+        finder = Finder(name)
+        entry = (finder, *_from_file(read_text(path), path, finder, picked))
+        opened = {key: entry} if opened is None else opened
+        opened[key] = entry
+    finder, found, names = opened[key]
     start = _only(found, name, picked, names)
     source = f"{name}#{start.name}" if picked else name
     try:

@@ -16,6 +16,15 @@ _HEREDOC = re.compile(r"<<-?([\"']?)([A-Za-z_][A-Za-z0-9_]*)\1")
 _KEYED = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*=")
 
 
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+
+
+def _value(scope: Scope, match: re.Match[str]) -> str:
+    """What a variable of a RUN line stands for, as far as ARG and ENV say it."""
+    value = scope.values.get(match.group(1) or match.group(2))
+    return raw.plain(value) if isinstance(value, str) and len(value) < 200 else match.group()
+
+
 class _Stage(NamedTuple):
     name: str
     image: str
@@ -106,7 +115,8 @@ def _applied(stage: _Stage, keyword: str, rest: str, scope: Scope, name: str, li
     if keyword == "CMD":
         return stage._replace(words=_form(rest, name, line), line=line, own=True)
     if keyword == "RUN":
-        return stage._replace(builds=raw.bounded(stage.builds[-100_000:] + "\n" + rest[:50_000]))
+        done = _VARIABLE.sub(lambda match: _value(scope, match), rest[:50_000])
+        return stage._replace(builds=raw.bounded(stage.builds[-100_000:] + "\n" + done[:50_000]))
     return stage
 
 

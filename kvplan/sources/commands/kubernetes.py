@@ -44,6 +44,12 @@ def find(documents: list[Any], finder: Finder) -> tuple[list[Start], list[str]]:
     shared = {c.name for c in containers if [x.name for x in containers].count(c.name) > 1}
     found: list[Start] = []
     names: list[str] = []
+    from kvplan.sources.commands import kserve
+
+    for o in objects:
+        served = kserve.find(o, maps, finder) if isinstance(o, dict) else []
+        found += [start._replace(name=_name(o), owner=_name(o)) for start in served]
+        names += [start.name for start in found]
     for container in containers:
         name = f"{container.owner}/{container.name}" if container.name in shared else container.name
         names.append(name)
@@ -94,7 +100,7 @@ def _containers(node: Any, owner: str, top: dict[str, Any], depth: int, nodes: i
 
 def _starts(container: Container, maps: dict[str, dict[str, str]], finder: Finder) -> list[Start]:
     spec = container.spec
-    environment = _environment(spec, maps)
+    environment = container_environment(spec, maps)
     command = [expand(word, environment) for word in texts(spec.get("command"))]
     words = [expand(word, environment) for word in texts(spec.get("args"))]
     image = spec.get("image") if isinstance(spec.get("image"), str) else ""
@@ -123,7 +129,7 @@ def accelerator(node: dict[str, Any]) -> str:
     return found
 
 
-def _environment(spec: dict[str, Any], maps: dict[str, dict[str, str]]) -> dict[str, str]:
+def container_environment(spec: dict[str, Any], maps: dict[str, dict[str, str]]) -> dict[str, str]:
     """The variables of a container; those from elsewhere are not known."""
     found: dict[str, str] = {}
     for source in spec["envFrom"] if isinstance(spec.get("envFrom"), list) else []:

@@ -329,7 +329,8 @@ class Scope:
     def value(self, part: Part, depth: int) -> str | list[str]:
         """What a variable holds."""
         if part.text == "()":
-            return raw.unknown(part.shown, "is a command, and none is run")
+            sums = part.shown.startswith("$((")
+            return raw.unknown(part.shown, "is not worked out" if sums else "is a command, and none is run")
         match = _EXPRESSION.match(part.text)
         if match is None or depth > MAX_DEPTH:
             return raw.unknown(part.shown, "is not worked out")

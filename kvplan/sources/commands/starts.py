@@ -63,8 +63,13 @@ class Finder:
         script = Script(text, self.name, Scope(environment), line=line)
         self.files.update(script.files)
         found: list[Start] = []
+        installs = text if len(text) < 100_000 else ""
         for command in script.commands:
             found += self.command(list(command.words), command.environment, line=command.line, depth=depth)
+            if "install" in command.words or "add" in command.words:
+                installs += "\n" + raw.plain(" ".join(command.words))[:2000]
+        versions = {start.grammar.engine: installed_version(installs, start.grammar) for start in found}
+        found = [start._replace(version=start.version or versions[start.grammar.engine]) for start in found]
         return self._one_ollama(found)
 
     def command(self, words: list[str], environment: dict[str, str], *, line: int = 1, depth: int = 0) -> list[Start]:
@@ -94,7 +99,12 @@ class Finder:
             name, equals, value = word.partition("=")
             if equals and name.isidentifier():
                 environment = {**environment, name: value}
-        return self.command(inner, environment, line=line, depth=depth + 1)
+        tool, pin, version = inner[0].partition("@") if inner and program in ("uvx", "pipx", "uv") else ("", "", "")
+        if pin and version:  # uvx vllm@0.15.0 serve MODEL
+            inner = [tool, *inner[1:]]
+        found = self.command(inner, environment, line=line, depth=depth + 1)
+        said = " ".join([*rest[: len(rest) - len(inner)], f"{tool}=={version}" if pin else ""])
+        return [s._replace(version=s.version or installed_version(raw.plain(said), s.grammar)) for s in found]
 
     def _own(self, words: list[str]) -> tuple[Grammar, list[str]] | None:
         """(grammar, words after the engine's name), where the first words are an engine."""
@@ -156,10 +166,10 @@ class Finder:
         return []
 
     def _container(self, words: list[str], line: int, depth: int) -> list[Start]:
-        """``docker run [options] IMAGE [words]``."""
+        """``docker run [options] IMAGE [words]``, or ``docker exec [options] CONTAINER words``."""
         while words and (words[0] in ("container", "--remote") or words[0].startswith("--context=")):
             words = words[1:]
-        if not words or words[0] not in ("run", "create"):
+        if not words or words[0] not in ("run", "create", "exec"):
             return []
         environment: dict[str, str] = {}
         entry: list[str] | None = None
@@ -185,6 +195,8 @@ class Finder:
                 gpus = device_count(value) or gpus
         if at >= len(words):
             return []
+        if words[0] == "exec":
+            return self.command(words[at + 1 :], environment, line=line, depth=depth + 1)
         found = self.image(words[at], entry, words[at + 1 :], environment, line=line, depth=depth + 1)
         return [start._replace(gpus=start.gpus or gpus) for start in found]
 
@@ -213,7 +225,9 @@ class Finder:
             return found
         environment = {name: value for start in ours for name, value in start.environment.items()}
         models = list(dict.fromkeys(start.words[0] for start in named))
-        merged = [next(s for s in named if s.words[0] == m)._replace(environment=environment) for m in models]
+        gpus, version = next((s.gpus for s in ours if s.gpus), None), next((s.version for s in ours if s.version), "")
+        first = [next(s for s in named if s.words[0] == m) for m in models]
+        merged = [s._replace(environment=environment, gpus=gpus, version=version) for s in first]
         return [start for start in found if start.grammar.engine != "ollama"] + (merged or ours[:1])
 
 

@@ -28,6 +28,8 @@ MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
 MAX_HEADER_BYTES = 64 << 20
 """A vocabulary of 262,144 tokens with its merges takes about 15 MiB."""
+MAX_STRINGS = 1 << 21
+"""In lists: a vocabulary of 262,144 tokens has some 515,000 merges."""
 MAX_PARTS = 4096
 KEPT_ELEMENTS = 4096
 """Longer arrays are counted, not kept; those per layer have a few hundred entries."""
@@ -100,6 +102,8 @@ class _Reader:
         self.buffer, self.at, self.base = b"", 0, 0
         self.order = "<"
         self.wide = True
+        self.strings = 0
+        """In lists, so far."""
 
     @property
     def tell(self) -> int:
@@ -312,6 +316,9 @@ def _skip_strings(reader: _Reader, count: int) -> Counted:
     width = 8 if reader.wide else 4
     if count > (reader.size - reader.tell) // width:
         reader.fail("a length in its header exceeds the file")
+    reader.strings += count
+    if reader.strings > MAX_STRINGS:
+        reader.fail(f"has lists of more than {MAX_STRINGS:,} texts")
     unpack = struct.Struct(reader.order + ("Q" if reader.wide else "I")).unpack_from
     left = count
     while left:

@@ -120,6 +120,8 @@ def _sharing(
     """Layers with caches, then those that read the cache of the last earlier layer of their kind."""
     windows = layer_windows(cfg, _four_to_one if global_fields is None else _five_to_one)
     overrides = layer_overrides(cfg, len(windows), {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"})
+    if global_fields is not None:
+        windows[-1] = None  # Gemma 4 makes the last layer global whatever the file says
     first = shared_tail(cfg, len(windows))
     layers: list[Layer] = []
     for i, window in enumerate(windows):
@@ -138,5 +140,5 @@ def _sharing(
 GEMMA: dict[str, Callable[[Config], Layers]] = {
     **dict.fromkeys(("gemma3", "gemma3_text"), plain(norms=4, qk_norm="head", slides=_five_to_one)),
     **dict.fromkeys(("gemma3n", "gemma3n_text"), gemma3n),
-    **dict.fromkeys(("gemma4", "gemma4_text"), gemma4),
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified_text"), gemma4),
 }

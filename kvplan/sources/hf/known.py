@@ -9,7 +9,8 @@ TIED = frozenset(
         "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "cohere",
         "cohere2", "falcon", "RefinedWeb", "RefinedWebModel", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "bloom", "mpt",
         "starcoder2", "whisper", "recurrent_gemma", "lfm2", "lfm2_moe", "mamba", "zamba2", "plamo2", "rwkv",
-        "biogpt", "cohere2_moe", "ctrl", "gpt_neox_japanese", "granite_swa", "openai-gpt", "vaultgemma", "xglm",
+        "biogpt", "cohere2_moe", "cohere_compass_text", "ctrl", "gemma4_unified_text", "gpt_neox_japanese",
+        "granite_swa", "openai-gpt", "vaultgemma", "xglm",
     )
 )  # fmt: skip
 """Families whose head is the embedding unless the file says otherwise (their classes' default)."""
@@ -33,10 +34,14 @@ _QWEN = {"use_sliding_window": False, "max_window_layers": 28, "sliding_window":
 CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "falcon": {"max_position_embeddings": 2048}, "RefinedWeb": {"max_position_embeddings": 2048},
     "RefinedWebModel": {"max_position_embeddings": 2048},
+    "bloom": {"seq_length": 2048},  # no key of the class: what it was trained on (arXiv 2211.05100)
+    "qwen2_5_omni_text": _QWEN | {"sliding_window": 32768},
+    "gemma4_unified_text": {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 1024},
     "afmoe": {"head_dim": 128, "sliding_window": 1024},
+    "cohere2": {"sliding_window": 4096}, "cohere_compass_text": {"sliding_window": 4096},
     "cohere2_moe": {"head_dim": 128, "sliding_window": 4096},
     "cwm": {"head_dim": 128, "num_key_value_heads": 8, "sliding_window": 8192},
-    "exaone_moe": {"sliding_window": 4096},
+    "exaone4": {"sliding_window": 4096}, "exaone_moe": {"sliding_window": 4096},
     "flint": {"head_dim": 128, "sliding_window": 513, "mlp_only_layers": [0, 1]},
     "gemma": {"head_dim": 256},
     "granite_swa": {"sliding_window": 128}, "granitemoe_swa": {"sliding_window": 128},
@@ -54,7 +59,9 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "dots1": {"use_sliding_window": True, "max_window_layers": 62}, "smollm3": {"use_sliding_window": False},
     "deepseek_v32": {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048},
     "glm_moe_dsa": {"index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048},
-    "gpt_neo": {"attention_types": [[["global", "local"], 12]]},
+    "gemma4": {"sliding_window": 512}, "gemma4_text": {"sliding_window": 512},
+    "gpt_neo": {"attention_types": [[["global", "local"], 12]], "window_size": 256},
+    "gpt_oss": {"sliding_window": 128}, "mimo_v2_flash": {"sliding_window": 129}, "olmo3": {"sliding_window": 4096},
     "llama4": {"attention_chunk_size": 8192}, "llama4_text": {"attention_chunk_size": 8192},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096}, "ministral": {"sliding_window": 4096},
     "mixtral": {"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},

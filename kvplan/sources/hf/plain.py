@@ -7,7 +7,7 @@ What differs between them are biases, norms, gates and which layers slide; trans
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvplan.sources.hf.attention import hidden_size, query_heads, softmax_attention
@@ -124,9 +124,17 @@ def drafts(cfg: Config, layers: list[Layer]) -> dict[str, Any]:
     }
 
 
+def _newer_falcon(cfg: Config) -> bool:
+    """Whether the layers are Falcon-40B's. The first files (``RefinedWeb``) tell by KV heads of their own.
+
+    Source: vLLM 0.33.0 ``vllm/transformers_utils/configs/falcon.py``, which goes by the width of that one model.
+    """
+    return cfg.flag("new_decoder_architecture", default=(cfg.maybe_int("n_head_kv") or 1) > 1)
+
+
 def _falcon_kv(cfg: Config) -> int | None:
     """KV heads of Falcon: named in the newer layers, else one (multi-query) or all."""
-    newer, multi = cfg.flag("new_decoder_architecture"), cfg.flag("multi_query", default=True)
+    newer, multi = _newer_falcon(cfg), cfg.flag("multi_query", default=True)
     named = cfg.maybe_int("num_kv_heads", "n_head_kv", "num_key_value_heads")
     if newer:
         return named or query_heads(cfg)
@@ -139,7 +147,7 @@ def _multi_query(cfg: Config) -> int | None:
 
 def falcon(cfg: Config) -> Layers:
     """Falcon: one LayerNorm where attention and FFN run side by side, two in the newer layers."""
-    newer, parallel = cfg.flag("new_decoder_architecture"), cfg.flag("parallel_attn", default=True)
+    newer, parallel = _newer_falcon(cfg), cfg.flag("parallel_attn", default=True)
     single = cfg.maybe_int("num_ln_in_parallel_attn") == 1
     norms = 2 if (parallel and not newer) or (newer and single) else 4
     cfg.ignore(("alibi",))
@@ -216,11 +224,35 @@ def gpt_neo(cfg: Config) -> Layers:
         kinds += [str(k) for k in entry[0]] * min(cfg.as_int(entry[1], "attention_types"), 4096)
     kinds = kinds or [str(k) for k in cfg.maybe_list("attention_layers") or []]
     cfg.ignore(("attention_layers",))
+    if len(kinds) != layer_count(cfg):
+        raise cfg.error(f"attention_types gives {len(kinds)} layers, not {layer_count(cfg)}")
     row = Traits(
         norms=4, final_norms=2, gated=False, qkv_bias=False, output_bias=True, ffn_bias=True, ffn_size=_four_times,
         positions=("max_position_embeddings", 0), slides=lambda i: i < len(kinds) and kinds[i] == "local",
     )  # fmt: skip
     return read_plain(cfg, row)
+
+
+def hunyuan(cfg: Config) -> Layers:
+    """Hunyuan; where ``use_cla`` is set, each run of ``cla_share_factor`` layers has one K and V, of its first.
+
+    Source: vLLM 0.11.0 ``vllm/model_executor/models/hunyuan_v1.py`` (`_get_cla_factor`).
+    """
+    found = read_plain(cfg, Traits(qk_norm="head", qk_norm_if="use_qk_norm=true"))
+    shared, every = cfg.flag("use_cla"), cfg.maybe_int("cla_share_factor")
+    every = 1 if every is None else every
+    if every < 1:
+        raise cfg.error(f"cla_share_factor must be above 0, not {every}")
+    if not shared or every == 1:
+        return found
+    if len(found.blocks) > 1:
+        raise cfg.error("use_cla among layers that differ is not understood")
+    block = found.blocks[found.layers[0]]
+    sizes: dict[str, Any] = {"qk_norm": "head"} if cfg.flag("use_qk_norm", default=True) else {}
+    reader = replace(block, mixers=(softmax_attention(cfg, source="own", own_kv_weights=False, **sizes),))
+    found.layers = tuple("own" if i % every == 0 else "shared" for i in range(len(found.layers)))
+    found.blocks = {"own": block} | ({"shared": reader} if "shared" in found.layers else {})
+    return found
 
 
 def stablelm(cfg: Config) -> Layers:
@@ -274,8 +306,9 @@ _NONE = {"qkv_bias": False, "output_bias": False, "ffn_bias": False}
 _QKV = {"qkv_bias": True, "output_bias": False}
 _GPT_J = plain(norms=2, final_norms=2, gated=False, qkv_bias=False, output_bias=False, ffn_bias=True,
                head_bias=True, ffn_size=_four_times)  # fmt: skip
-_COHERE = plain(norms=1, qk_norm="heads", qk_norm_if="use_qk_norm")
+_COHERE: dict[str, Any] = {"norms": 1, "qk_norm": "heads", "qk_norm_if": "use_qk_norm"}
 _EVEN = lambda i: i % 2 == 0  # noqa: E731
+_FOURTH_IS_FULL = lambda i: (i + 1) % 4 != 0  # noqa: E731
 
 PLAIN: dict[str, Callable[[Config], Layers]] = {
     **dict.fromkeys(
@@ -291,9 +324,14 @@ PLAIN: dict[str, Callable[[Config], Layers]] = {
     "gemma2": plain(norms=4, slides=_EVEN),
     "qwen": qwen1,
     "chatglm": chatglm,
-    **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "mimo"), plain(**_QKV)),
+    **dict.fromkeys(
+        ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text", "mimo"),
+        plain(**_QKV),
+    ),
     "qwen2_moe": qwen2_moe,
-    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), plain(qk_norm="head")),
+    **dict.fromkeys(
+        ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text"), plain(qk_norm="head")
+    ),
     "glm": plain(output_bias=False),
     "glm4": plain(norms=4, output_bias=False),
     "glm4_moe": plain(output_bias=False, qk_norm="head", qk_norm_if="use_qk_norm"),
@@ -320,21 +358,22 @@ PLAIN: dict[str, Callable[[Config], Layers]] = {
     "stablelm_epoch": stablelm,
     "persimmon": plain(norms=4, final_norms=2, gated=False, **_ALL, qk_norm="head", qk_norm_if="qk_layernorm=true"),
     "nemotron": plain(norms=4, final_norms=2, gated=False),
-    "cohere": _COHERE,
-    "cohere2": _COHERE,
+    "cohere": plain(**_COHERE),
+    "cohere_compass_text": plain(norms=1, slides=lambda i: False),
+    "cohere2": plain(**_COHERE, slides=_FOURTH_IS_FULL),
     "olmo": plain(norms=0, final_norms=0),
     "olmo2": plain(qk_norm="full"),
-    "olmo3": plain(qk_norm="full", slides=lambda i: (i + 1) % 4 != 0),
+    "olmo3": plain(qk_norm="full", slides=_FOURTH_IS_FULL),
     "olmoe": plain(qk_norm="full"),
     "flex_olmo": plain(qk_norm="full"),
-    "exaone4": plain(qk_norm="head"),
+    "exaone4": plain(qk_norm="head", slides=_FOURTH_IS_FULL),
     "seed_oss": plain(output_bias="attention_out_bias"),
     "apertus": plain(gated=False, qk_norm="head", scalars=2),
     "arcee": plain(gated=False),
     "gpt_oss": plain(attention={"sinks": True}, moe={"bias": True, "router_bias": True}, slides=_EVEN,
                      qkv_bias="attention_bias=true", output_bias="attention_bias=true"),
-    "hunyuan_v1_moe": plain(qk_norm="head", qk_norm_if="use_qk_norm=true"),
-    "hunyuan_v1_dense": plain(qk_norm="head", qk_norm_if="use_qk_norm=true"),
+    "hunyuan_v1_moe": hunyuan,
+    "hunyuan_v1_dense": hunyuan,
     "hy_v3": plain(qk_norm="head"),
     "ernie4_5_moe": plain(qkv_bias="use_bias", output_bias="use_bias", ffn_bias="use_bias"),
     "minimax_m2": plain(qk_norm="full", qk_norm_if="use_qk_norm=true"),

@@ -43,6 +43,7 @@ def bitnet(cfg: Config) -> Layers:
 def cohere2_moe(cfg: Config) -> Layers:
     """Cohere's mixture: experts of ``intermediate_size``, dense layers of their own width first."""
     first, count = cfg.maybe_int("first_k_dense_replace") or 0, layer_count(cfg)
+    cfg.ignore(("prefix_dense_sliding_window_pattern",))  # where layer_types spells out what it comes to
     if cfg.get("layer_types") is None:
         before = cfg.maybe_int("prefix_dense_sliding_window_pattern") or 1
         after = cfg.maybe_int("sliding_window_pattern") or 4

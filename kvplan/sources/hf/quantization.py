@@ -5,11 +5,11 @@ Source: the fields that vLLM 0.33.0 ``vllm/model_executor/layers/quantization/*.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from kvplan.errors import printable
-from kvplan.sources.hf.keys import Config
+from kvplan.sources.hf.keys import Config, Layers
+from kvplan.sources.hf.module_names import Shape, coverage, shape
 from kvplan.spec.format_table import FORMATS
 from kvplan.spec.model import Checkpoint
 
@@ -22,17 +22,17 @@ _EXCLUSIONS = (
     "llm_int8_skip_modules",
     "exclude",
 )
-_WORDS = (
-    ("shared_expert", "shared_experts"), ("shared_mlp", "shared_experts"), ("experts", "routed_experts"),
-    ("attn", "attention"), ("attention", "attention"), ("mlp.(gate|up", "dense_ffn"), ("mlp", "dense_ffn"),
-)  # fmt: skip
-"""A word in an exclusion -> the role that it leaves as it was; the first that fits counts."""
+PART_APART = "quantization_config: "
+"""How a warning begins about weights that the file's formats do not tell apart; the bytes of its tensors do."""
+_BY_WEIGHT = ("routed_experts", "dense_ffn", "attention", "shared_experts", "head", "embedding")
+"""Roles, those with the most weights first."""
 
 
-def read_checkpoint(cfg: Config, outer: Config) -> Checkpoint | None:
-    """The storage of the weights; None: the model's own dtype throughout.
+def read_checkpoint(cfg: Config, outer: Config, layers: Layers) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """(the storage of the weights, what it does not tell apart); None: the model's own dtype throughout.
 
-    Both levels of a nested file are asked. Experts stored apart (``expert_dtype``) are an override.
+    Both levels of a nested file are asked. Experts stored apart (``expert_dtype``) are an override, and so are
+    roles that a group, or a list of modules, puts into another format in every layer.
 
     Raises:
         SpecError: a method or a width that the format table does not know.
@@ -42,7 +42,7 @@ def read_checkpoint(cfg: Config, outer: Config) -> Checkpoint | None:
     part = found or outer_found
     experts = cfg.get("expert_dtype") or (part.get("expert_dtype") if part else None)
     if part is None or not part.data:
-        return None
+        return None, ()
     method = str(part.get("quant_method") or part.get("quant_algo") or "").lower()
     reader = _METHODS.get(method.replace("_", "-"))
     if not method and part.get("bits") and part.get("group_size"):
@@ -53,12 +53,108 @@ def read_checkpoint(cfg: Config, outer: Config) -> Checkpoint | None:
             hint="take quantization_config out of the file and say how the weights are stored with --weights FORMAT",
         )
     name, roles, kv = reader(part)
-    if name is None:
-        return Checkpoint(format=cfg_dtype(cfg, outer), roles=(), kv_cache_format=kv) if kv else None
-    kept = _excluded_roles(part)
-    overrides = {"routed_experts": "mxfp4"} if str(experts).lower() in ("fp4", "mxfp4") else {}
-    roles = tuple(r for r in roles if r not in kept)
-    return Checkpoint(format=name, roles=roles, kv_cache_format=kv, overrides=overrides)
+    given = _given(part, method)
+    if name is None and not any(fmt for fmt, _ in given):
+        return (Checkpoint(format=cfg_dtype(cfg, outer), roles=(), kv_cache_format=kv) if kv else None), ()
+    stored, warnings = _settled(name, roles, given, shape(layers))
+    if not stored:
+        return (Checkpoint(format=cfg_dtype(cfg, outer), roles=(), kv_cache_format=kv) if kv else None), warnings
+    main = name if name in stored.values() else next(stored[role] for role in _BY_WEIGHT if role in stored)
+    overrides = {role: fmt for role, fmt in stored.items() if fmt != main}
+    if str(experts).lower() in ("fp4", "mxfp4"):
+        overrides["routed_experts"] = "mxfp4"
+    warnings += tuple(filter(None, (_sparse(part),)))
+    return Checkpoint(format=main, roles=tuple(stored), kv_cache_format=kv, overrides=overrides), warnings
+
+
+def _settled(
+    name: str | None, roles: tuple[str, ...], given: list[_Exception], model: Shape
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(role -> its format, in the order of `roles`; what is not told apart)."""
+    stored: dict[str, str | None] = {}
+    stored |= dict.fromkeys(roles, name) if name else {}
+    warnings: list[str] = []
+    for fmt, names in given:
+        found = coverage(names, model)
+        for role in found.whole:
+            stored[role] = fmt
+        most = {role: n for role, n in found.partly.items() if fmt and role not in stored}
+        stored |= dict.fromkeys(most, fmt)  # no other format counts for them
+        for role, (some, of) in found.partly.items():
+            word, kept = role.replace("_", " "), stored.get(role) or "the model's dtype"
+            if kept != fmt:
+                warnings.append(f"{PART_APART}part of the {word} in {some} of {of} layers is stored otherwise "
+                                f"({printable(found.example, 60)}); counted as {kept}")  # fmt: skip
+            elif most:
+                warnings.append(f"{PART_APART}{fmt} is said of part of the {word} in {some} of {of} layers; "
+                                f"counted for all")  # fmt: skip
+        if found.unread:
+            warnings.append(f"{PART_APART}{found.unread} patterns of module names are not judged "
+                            f"({printable(found.example, 60)})")  # fmt: skip
+    for role in _MATRICES:  # a model without such layers loses nothing by them
+        if name and role not in stored and role in roles:
+            stored[role] = name
+    order = {role: i for i, role in enumerate((*_MATRICES, "embedding", "head"))}
+    return {r: f for r, f in sorted(stored.items(), key=lambda pair: order[pair[0]]) if f}, tuple(warnings)
+
+
+def _given(part: Config, method: str) -> list[_Exception]:
+    """Names of modules and the format they are stored in (None: left as they were), the last word last."""
+    found: list[_Exception] = []
+    if method == "compressed-tensors":
+        found += _groups(part)
+    if method == "gptq":
+        found += _dynamic(part)
+    if method == "auto-round":
+        found += _by_name(part, part.maybe_dict("extra_config") or {})
+    if not method:
+        found += _by_name(part, {k: v for k, v in part.data.items() if isinstance(v, dict) or v is False})
+    left = [str(entry) for key in _EXCLUSIONS for entry in _strings(part.get(key))]
+    nested = part.child("quantization")
+    left += [str(entry) for key in _EXCLUSIONS for entry in _strings(nested.get(key))] if nested else []
+    return [*found, (None, [name for name in left if "vision" not in name])] if left else found
+
+
+def _strings(value: object) -> list[str]:
+    return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
+
+
+def _by_name(part: Config, modules: dict[str, Any]) -> list[_Exception]:
+    """Modules with bits and a group of their own (``false``, or 16 bits: none)."""
+    by_format: dict[str | None, list[str]] = {}
+    for module, said in modules.items():
+        if said is False:
+            by_format.setdefault(None, []).append(module)
+        elif isinstance(said, dict):
+            own = Config({**{k: part.data[k] for k in ("bits", "group_size", "mode") if k in part.data}, **said})
+            own.where = part.where
+            plain = (own.maybe_int("bits") or 4) >= 16
+            reader = _gptq if part.get("quant_method") else _mlx
+            by_format.setdefault(None if plain else reader(own)[0], []).append(module)
+    return list(by_format.items())
+
+
+def _dynamic(part: Config) -> list[_Exception]:
+    """GPTQModel's rules: ``-:`` and an expression leaves modules as they were, ``+:`` (or nothing) changes them.
+
+    Source: vLLM 0.33.0 ``vllm/model_executor/layers/quantization/utils/gptq_utils.py``.
+    """
+    found: list[_Exception] = [(_gptq(part)[0], ["lm_head"])] if part.get("lm_head") is True else []
+    for rule, said in (part.maybe_dict("dynamic") or {}).items():
+        name = f"re:{rule.removeprefix('-:').removeprefix('+:')}"
+        if rule.startswith("-:"):
+            found.append((None, [name]))
+        elif isinstance(said, dict):
+            bits: dict[str, Any] = {key: part.data[key] for key in ("bits", "group_size") if key in part.data}
+            found.append((_gptq(Config({**bits, **said}, part.where))[0], [name]))
+    return found
+
+
+def _sparse(part: Config) -> str:
+    """The warning about 2:4 sparsity."""
+    sparse = part.maybe_dict("sparsity_config") or {}
+    word = next((w for w in (part.get("format"), sparse.get("format")) if "24" in str(w)), None)
+    return f"{PART_APART}{printable(str(word), 30)}: 2:4 sparsity is counted as if it were dense" if word else ""
 
 
 def cfg_dtype(cfg: Config, outer: Config) -> str:
@@ -87,21 +183,7 @@ def _dtype_name(cfg: Config, value: object) -> str:
     return names[text]
 
 
-def _excluded_roles(part: Config) -> set[str]:
-    """Roles that the file leaves unquantised in every layer (exceptions for single layers are not roles)."""
-    kept: set[str] = set()
-    for key in _EXCLUSIONS:
-        value = part.get(key)
-        for entry in value if isinstance(value, list) else ():
-            text = str(entry)
-            if re.search(r"layers?\.\d+|blocks?\.\d+", text):
-                continue
-            role = next((role for word, role in _WORDS if word in text and "vision" not in text), None)
-            if role:
-                kept.add(role)
-    return kept
-
-
+_Exception = tuple[str | None, list[str]]
 _Found = tuple[str | None, tuple[str, ...], str | None]
 
 
@@ -122,15 +204,30 @@ def _mxfp4(part: Config) -> _Found:
 
 
 def _compressed_tensors(part: Config) -> _Found:
-    """Groups of layers, each with bits, type and grouping; the widest group of matrices counts."""
+    """The group of all linear layers; groups that name modules come after it, as `_groups`."""
     kv = _scheme(part.child("kv_cache_scheme"))
-    groups = part.maybe_dict("config_groups") or {}
-    for group in groups.values():
+    for fmt, targets in _config_groups(part):
+        if not targets or any(target.endswith("Linear") for target in targets):
+            listed = part.get("ignore")
+            head = isinstance(listed, list) and not any("lm_head" in str(entry) for entry in listed)
+            return fmt, (*_MATRICES, "head") if head and targets else _MATRICES, kv
+    return None, (), kv
+
+
+def _groups(part: Config) -> list[_Exception]:
+    return [(fmt, names) for fmt, targets in _config_groups(part)
+            if (names := [t for t in targets if not t.endswith("Linear")])]  # fmt: skip
+
+
+def _config_groups(part: Config) -> list[tuple[str, list[str]]]:
+    """(format, targets) of each group whose weights are quantised."""
+    found = []
+    for group in (part.maybe_dict("config_groups") or {}).values():
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict):
-            fmt = (group.get("format") if isinstance(group, dict) else None) or part.get("format")
-            return _scheme_format(Config(weights, part.where), str(fmt or "")), _MATRICES, kv
-    return None, (), kv
+            fmt = group.get("format") or part.get("format")
+            found.append((_scheme_format(Config(weights, part.where), str(fmt or "")), _strings(group.get("targets"))))
+    return found
 
 
 def _scheme_format(weights: Config, packing: str) -> str:
@@ -200,6 +297,8 @@ def _gptq(part: Config) -> _Found:
 def _bitsandbytes(part: Config) -> _Found:
     if part.flag("load_in_8bit", "_load_in_8bit"):
         return "bnb_int8", _MATRICES, None
+    if not part.flag("load_in_4bit", "_load_in_4bit", default=True):
+        return None, (), None
     return ("nf4_dq" if part.flag("bnb_4bit_use_double_quant") else "nf4"), _MATRICES, None
 
 

@@ -38,7 +38,7 @@ _CONTEXT = (
 )  # fmt: skip
 _TELLTALE = re.compile(
     r"window|kv_|_kv|head_dim|n_head|num_heads|_heads$|layer_types|layers_block|lora_rank|compress|ssm|mamba|chunk|index"
-    r"|sparse_att|linear_attn|cross_att|state_size|conv_kernel|hybrid|_pattern|cache_layers|shared_layers|latent|per_layer_config"
+    r"|sparse_att|linear_attn|cross_att|state_size|conv_kernel|hybrid|_pattern|cache_layers|shared_layers|latent|per_layer_config|use_cla"
 )
 """How the names of fields look that may change what a layer caches."""
 
@@ -155,16 +155,18 @@ def _assemble(cfg: Config, outer: Config, found: Layers, kind: str, architecture
         str(name or outer.get("_name_or_path", "name_or_path") or kind).rstrip("/").rsplit("/", 1)[-1], 100
     )
     limit, rope = context(cfg, outer)
+    checkpoint, warnings = read_checkpoint(cfg, outer, found)
     try:
         return ModelSpec(
             id=called.lower(), name=called, family=kind, architecture=architecture or kind, hidden_size=width,
             vocab_size=cfg.need_int("vocab_size", "padded_vocab_size"), blocks=found.blocks, layers=found.layers,
             max_position_embeddings=limit, dtype=cfg_dtype(cfg, outer), recurrent_dtype=recurrent_dtype(cfg),
-            tie_word_embeddings=_tied(cfg, outer, kind), rope=rope, checkpoint=read_checkpoint(cfg, outer),
+            tie_word_embeddings=_tied(cfg, outer, kind), rope=rope, checkpoint=checkpoint,
             position_embeddings=found.position_embeddings,
             embedding_size=found.embedding_size, final_norms=found.final_norms, tensors=found.tensors,
             towers=(*found.towers, *read_towers(cfg, outer, width)), draft_layers=found.draft_layers,
             draft_tensors=found.draft_tensors, source=cfg.where, confidence="seen", notes=tuple(found.notes),
+            file_warnings=warnings,
         )  # fmt: skip
     except ValueError as exc:
         raise SpecError(str(exc), where=cfg.where, hint="the configuration contradicts itself") from None

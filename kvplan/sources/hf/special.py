@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvplan.cache.none import NoCache
-from kvplan.sources.hf.attention import head_dim, hidden_size, query_heads, softmax_attention
+from kvplan.sources.hf.attention import head_dim, hidden_size, kv_heads, query_heads, softmax_attention
 from kvplan.sources.hf.ffn import dense_ffn, ffn_for_layer, is_moe_layer, moe_ffn
 from kvplan.sources.hf.keys import Config, Layers
 from kvplan.sources.hf.layout import Layer, layer_count, layer_windows, stack
@@ -147,20 +147,22 @@ def mimo_v2(cfg: Config) -> Layers:
     pattern = cfg.maybe_list("hybrid_layer_pattern")
     size = cfg.need_int("sliding_window")
     count = layer_count(cfg)
+    if all(key not in cfg for key in ("mlp_layer_types", "moe_layer_freq", "first_k_dense_replace")):
+        cfg.data = {**cfg.data, "mlp_layer_types": ["dense"] + ["sparse"] * (count - 1)}
     windows: list[int | None]
     if pattern is not None:
         if len(pattern) < count:
             raise cfg.error(f"hybrid_layer_pattern has {len(pattern)} entries for {count} layers")
         windows = [size if entry else None for entry in pattern[:count]]
     else:
-        windows = layer_windows(cfg)
+        windows = layer_windows(cfg, lambda i: i > 0 and (i + 1) % 6 != 0)
     layers = []
     for i, window in enumerate(windows):
         fields: dict[str, Any] = {"head_dim_v": cfg.maybe_int("v_head_dim"), "output_bias": False}
         if window is not None:
             fields = {
                 "query_heads": cfg.maybe_int("swa_num_attention_heads"),
-                "kv_heads": cfg.maybe_int("swa_num_key_value_heads"),
+                "kv_heads": cfg.maybe_int("swa_num_key_value_heads") or 2 * kv_heads(cfg),
                 "head_dim": cfg.maybe_int("swa_head_dim"), "head_dim_v": cfg.maybe_int("swa_v_head_dim", "v_head_dim"),
                 "sinks": True, "output_bias": False,
             }  # fmt: skip
