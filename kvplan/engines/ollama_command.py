@@ -77,7 +77,8 @@ def _library(reading: Reading, model: str, stored: str) -> None:
         )
     if not stored:
         same = "" if known.model == f"{name}:{known.tag}" else f", planned as {known.model}"
-        how = f"is {name}:{known.tag} in {known.format or 'its own format'} in Ollama's library as of {DATE}"
+        tag = "" if shown == f"{name}:{known.tag}" else f" {name}:{known.tag}"
+        how = f"is{tag} in {known.format or 'its own format'} in Ollama's library as of {DATE}"
         note = f"{shown} {how}{same}; or add --weights"
         reading.assumed = note if known.format else ""
         reading.warnings += [] if known.format else [note]
