@@ -52,11 +52,11 @@ def _files(folder: str) -> Iterator[str]:
             if seen > MAX_FILES:
                 return
             path = os.path.join(here, name)
-            likely = name.lower().endswith((*files.SUFFIXES, *files._YAML)) or files._NAMES.match(name)
+            likely = name.lower().endswith((*files.SUFFIXES, *files.YAML)) or files.NAMES.match(name)
             if likely and os.path.isfile(path) and os.path.getsize(path) <= files.MAX_BYTES:
                 with open(path, "rb") as file:
                     text = file.read().decode("utf-8", "replace")
-                if files._ENGINE.search(text) and SCHEMA not in text:
+                if files.ENGINE.search(text) and SCHEMA not in text:
                     yield path
 
 
@@ -68,7 +68,7 @@ def _names(path: str) -> list[str]:
     try:
         if not files.holds_command(path):
             return []
-        starts, _ = commands._from_file(files.read_text(path), path, Finder(path), "")
+        starts, _ = commands.starts_in(files.read_text(path), path, Finder(path), "")
     except KvplanError:
         return []
     names = list(dict.fromkeys(start.name for start in starts))
@@ -111,11 +111,13 @@ schema: {SCHEMA}
 
 # Kinds of traffic; a deployment names those it serves.
 workloads:
+  # With targets, as in ttft: 0.5 and tpot: 0.05 (seconds), serving.targets_hold below holds it to them.
   chat: {{prompt-tokens: 1K, output-tokens: 256, concurrency: 1}}
 
 # Promises of every deployment: metric operator value [unit]. `kvplan check --metrics` lists the metrics.
 rules:
   - verdict.fits == true
+  - serving.targets_hold == true # of workloads with targets; does not apply to others
   - {{rule: capacity.max_concurrency >= 1, level: warn}}
 
 deployments:

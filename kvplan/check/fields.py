@@ -189,11 +189,15 @@ class Environment:
             return node._replace(value=[self.fill(child, problems) for child in node.value])
         if "${" not in node.text:
             return node
+        unknown = False
         for match in _VARIABLE.finditer(node.text):
             if match.group(1) not in self.named and not command:
+                unknown = True
                 problems.add(
                     node.at(match.start()), f"the variable {match.group(1)} is not named in the file",
                     f"add environment: [{match.group(1)}]",
                 )  # fmt: skip
         text = _VARIABLE.sub(lambda m: self.named.get(m.group(1), m.group()), node.text)
+        if unknown:
+            problems.settled.append((node.place, len(node.text)))
         return node._replace(value=text, text=text, plain=False)

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvplan.check import bounds
 from kvplan.engines import get_engine
 from kvplan.engines.base import Pool
 from kvplan.planning import planner
+from kvplan.planning.advice import most_sequences
 from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import Outcome, Waterfall, build_stages, obstacles, resources
 from kvplan.planning.kv import kv_figures
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from kvplan.planning.plan import Plan
     from kvplan.planning.speed.figures import Speed
     from kvplan.planning.weights import RoleWeights, WeightFormat
+    from kvplan.planning.workload import ServingFigures
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
@@ -46,7 +49,6 @@ _OTHERS = frozenset({"min_gpu_memory_utilization", "block_size", "at", "by_share
 """Figures of the capacity for which that is not so."""
 _NO_SUM = ("max_num_seqs_allowed", "block_size")
 """Figures of a pool that are not nothing where there is no pool."""
-_RATES = ("tokens_per_second", "tokens_per_second_per_request", "tokens_per_second_per_gpu")
 
 
 class Subject(NamedTuple):
@@ -68,14 +70,15 @@ class Figure:
             asked for. None: there are none, or they are `known`.
         known: the values at both ends, where they are there at once.
         rises: whether more memory for the cache never makes it smaller, so that one end is enough to know.
+        endless: whether no value stands for one above every limit.
     """
 
     def __init__(
         self, mid: tuple[Any, ...], ends: tuple[Ends, Ends] | None = None, known: tuple[Any, ...] = (), *,
-        rises: bool = False,
+        rises: bool = False, endless: bool = False,
     ) -> None:  # fmt: skip
         self.mid = mid
-        self.rises = rises
+        self.rises, self.endless = rises, endless
         self._ends = ends
         self._known: dict[int, tuple[Any, ...]] = {0: known[:1], 1: known[1:]} if known else {}
 
@@ -87,6 +90,8 @@ class Figure:
 
     def pick(self, bound: Bound, operator: str, holds: Callable[[Any], bool]) -> Any:
         """The value that a rule is held against; None where there is none."""
+        if self.endless and bound != "mid":
+            return self._endless(bound == "low" or (bound == "pessimistic" and operator in (">=", ">")))
         if any(value is None for value in self.mid):
             return None
         if not _numbers(self.mid) or operator in ("==", "!="):
@@ -99,6 +104,14 @@ class Figure:
         if any(value is None for value in values):
             return None
         return min(values) if low else max(values)
+
+    def _endless(self, low: bool) -> Any:
+        """The least or the largest value, where none is larger than all."""
+        values = (*self.mid, *self.end(0), *self.end(1))
+        some = [value for value in values if value is not None]
+        if low:
+            return min(some, default=None)
+        return max(some) if len(some) == len(values) else None
 
     def _failing(self, bound: Bound, holds: Callable[[Any], bool]) -> Any:
         """The first value that breaks the rule, else the first."""
@@ -113,6 +126,9 @@ class Figure:
         """(low, middle, high), of several ranks the middle of the first."""
         first = self.mid[0]
         every = [*self.mid, *self.end(0), *self.end(1)]
+        if self.endless and None in every:
+            some = [value for value in every if value is not None]
+            return min(some, default=None), first, None
         if not _numbers(tuple(every)):
             return first, first, first
         return min(every), first, max(every)
@@ -158,6 +174,14 @@ class Worked:
             self.settings = self._under_traffic()
         self.figures: dict[tuple[str, ...], Figure] = {}
         self._ends: dict[int, Outcome] = {}
+        self._served: dict[int, ServingFigures] = {}
+
+    @property
+    def said(self) -> list[str]:
+        """The warnings of the plan; those about speed where a rule asked for it."""
+        speed: Speed | None = self.__dict__.get("speed")
+        of_memory = planner.memory_warnings(self.model, self.gpu, self.engine, self.outcome)
+        return [*of_memory, *self.warnings, *(speed.notes if speed is not None else ())]
 
     def _under_traffic(self) -> Settings:
         """The settings with as many running requests as the traffic makes."""
@@ -255,9 +279,14 @@ class Worked:
             return Figure(_values(self.kv, rest))
         if section in ("decode", "prefill"):
             found = getattr(self.speed, section) if self.speed is not None else None
-            return Figure(_values(found, rest), known=_speed_ends(section, found, rest))
+            return Figure(_values(found, rest), known=bounds.speed_ends(section, found, rest))
         found = getattr(self.plan, section)
-        ends = _priced_ends(found, rest) or _named_ends(found, rest)
+        if section == "serving" and found is not None:
+            from kvplan.check import serving
+
+            ends = tuple(partial(self._serving_at, which, rest) for which in (0, 1))
+            return Figure(_values(found, rest), (ends[0], ends[1]), endless=serving.endless(rest[0]))
+        ends = bounds.priced_ends(found, rest) or bounds.named_ends(found, rest)
         return Figure(_values(found, rest), known=ends)
 
     @cached_property
@@ -267,7 +296,7 @@ class Worked:
 
     def inputs(self) -> dict[str, Any]:
         """Every resolved setting, as the plan's ``inputs``."""
-        return planner._inputs(self.model, self.gpu, self.settings, self.outcome)
+        return planner.plan_inputs(self.model, self.gpu, self.settings, self.outcome)
 
     def _of_end(self, which: int, metric: Metric) -> tuple[Any, ...]:
         found = self._bare_end(which) if metric.section == "memory" else self.end(which)
@@ -279,19 +308,50 @@ class Worked:
         if section == "verdict":
             return (getattr(outcome, rest[0]),)
         if section == "memory":
-            rows = planner._memory(self.gpu, self.engine, outcome) if self.gpu and outcome.waterfalls else ()
+            rows = planner.memory_rows(self.gpu, self.engine, outcome) if self.gpu and outcome.waterfalls else ()
             return _values(rows, rest)
         if outcome.kv_bytes is None:
             return (None,)
         if metric.tokens:
             return (self._requests_at(outcome, metric.tokens),)
         name = rest[0].removeprefix("total_")
+        if name == "max_num_seqs_allowed":
+            return (self._most_sequences(outcome),)
         if name in Pool._fields:
             value = getattr(outcome.pool, name) if outcome.pool is not None else None if name in _NO_SUM else 0
             return (value * self.settings.data_parallel_size if name != rest[0] and value is not None else value,)
         if name == "min_gpu_memory_utilization":
-            return (planner._smallest_utilization(self.engine, outcome),)
+            return (planner.smallest_utilization(self.engine, outcome),)
         return _values(self.plan.capacity, rest)
+
+    def _serving_at(self, which: int, rest: tuple[str, ...]) -> tuple[Any, ...]:
+        if which not in self._served:
+            from kvplan.check import serving
+
+            self._served[which] = serving.at(self, which)
+        return _values(self._served[which], rest)
+
+    def _most_sequences(self, outcome: Outcome) -> int | None:
+        """The most running sequences that start, with the memory of this outcome."""
+        if outcome is self.outcome or outcome.pool is None or outcome.pool.max_num_seqs_allowed is None:
+            return most_sequences(self.model, self.gpu, self.engine, outcome)
+        if self.engine.sequences_flag != "--max-num-seqs":
+            return outcome.pool.max_num_seqs_allowed
+        which = 0 if outcome is self._ends.get(0) else 1
+
+        def pool(sequences: int) -> Pool | None:
+            asked = self.subject._replace(given={**self.subject.given, "max_num_seqs": sequences})
+            return Worked(asked, self).end(which).pool
+
+        few = pool(1)
+        if few is None or few.refusal or not few.max_num_seqs_allowed:
+            return 0
+        low, high = 1, few.max_num_seqs_allowed + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = pool(middle)
+            low, high = (middle, high) if found is not None and not found.refusal else (low, middle)
+        return low
 
     def _requests_at(self, outcome: Outcome, tokens: int) -> int:
         """Requests of this length that one replica runs at once; none of them where it is over the limit."""
@@ -321,41 +381,3 @@ def _entries(value: Any) -> list[Any]:
 
 def _named(value: Any) -> bool:
     return hasattr(value, "_fields")
-
-
-def _speed_ends(section: str, found: Any, rest: tuple[str, ...]) -> tuple[Any, ...]:
-    """The bounds of a rate or a time: the constants behind it are known within a range."""
-    value = getattr(found, rest[0]) if found is not None and len(rest) == 1 else None
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return ()
-    if section == "decode" and found.tokens_per_second:
-        factors = (found.low / found.tokens_per_second, found.high / found.tokens_per_second)
-        if rest[0] in _RATES:
-            return tuple(value * factor for factor in factors)
-        return tuple(value / factor for factor in factors) if rest[0] == "seconds_per_step" else ()
-    if section == "prefill" and rest[0] == "seconds":
-        return found.high_seconds, found.low_seconds
-    if section == "prefill" and rest[0] == "tokens_per_second":
-        return found.tokens / found.high_seconds, found.tokens / found.low_seconds
-    return ()
-
-
-def _priced_ends(found: Any, rest: tuple[str, ...]) -> tuple[Any, ...]:
-    """The bounds of what is paid: those of the price."""
-    price, value = getattr(found, "usd_per_gpu_hour", None), getattr(found, rest[0], None)
-    if not price or not isinstance(value, float) or not (rest[0].startswith("per_") or rest[0] == "usd_per_hour"):
-        return ()
-    ends = found.low_usd_per_gpu_hour, found.high_usd_per_gpu_hour
-    return () if None in ends else tuple(value * end / price for end in ends)
-
-
-def _named_ends(found: Any, rest: tuple[str, ...]) -> tuple[Any, ...]:
-    """The bounds of a figure beside which fields of the same name with ``low`` and ``high`` stand."""
-    for name in rest[:-1]:
-        found = getattr(found, name, None)
-    pairs = ((f"low_{rest[-1]}", f"high_{rest[-1]}"), (f"{rest[-1]}_low", f"{rest[-1]}_high"))
-    for low, high in pairs:
-        values = getattr(found, low, None), getattr(found, high, None)
-        if None not in values:
-            return values
-    return ()

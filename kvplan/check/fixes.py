@@ -21,7 +21,8 @@ from kvplan.sources.commands import command as commands
 if TYPE_CHECKING:
     from kvplan.check.lookup import Case
 
-MAX_GPUS = 64
+MAX_TP = 8
+"""GPUs of one host: what several nodes do is not modelled."""
 LENGTHS = ("num_ctx", "ctx_size", "max_model_len")
 SEQUENCES = ("max_num_seqs", "max_running_requests")
 SHARES = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
@@ -49,6 +50,8 @@ class _Dial(NamedTuple):
     scale: int = 1
     """What the value is divided by."""
     cost: float = 0.0
+    floor: int = 0
+    """No value below it counts, whichever way it is turned."""
 
 
 class Search:
@@ -86,7 +89,15 @@ class Search:
         if self.best is None:
             return None
         setting, value = next(iter(self.best[1].items()))
-        return Fix(setting, value, typed(self.case, self.worked, setting, value))
+        text = typed(self.case, self.worked, setting, value)
+        if setting == "tensor_parallel_size" and self._counts_gpus():
+            text += f" with {self.best[1]['gpus']:,} GPUs"
+        return Fix(setting, value, text)
+
+    def _counts_gpus(self) -> bool:
+        """Whether the deployment says how many GPUs it has, which then has to change too."""
+        given = self.case.subject.given
+        return given.get("gpus") is not None or "gpus" in self.case.command
 
     def tries(self, changes: dict[str, Any]) -> bool:
         """Whether the rule holds with these settings changed."""
@@ -104,12 +115,12 @@ class Search:
         """The value of a dial closest to its present one that passes, if it is cheaper than the best so far."""
         for end in (dial.low, dial.high):
             limit = self.within(dial, end)
-            if limit == dial.now or not self.tries(self.set(dial, limit)):
+            if limit == dial.now or limit < dial.floor or not self.tries(self.set(dial, limit)):
                 continue
             bad, good = dial.now, limit
             while abs(good - bad) > 1:
                 middle = (good + bad) // 2
-                if self.tries(self.set(dial, middle)):
+                if middle >= dial.floor and self.tries(self.set(dial, middle)):
                     good = middle
                 else:
                     bad = middle
@@ -143,7 +154,8 @@ class Search:
         if isinstance(now, int) and now > 0:
             slots = max(1, now // settings.max_model_len)
             longest = (self.worked.model.max_position_embeddings or settings.max_model_len) * slots
-            yield _Dial(name, now, min(now, self.least_tokens * slots), max(now, longest))
+            least = self.least_tokens * slots
+            yield _Dial(name, now, min(now, least), max(now, longest), floor=least)
         for name in SEQUENCES:
             now = self._now(name)
             if name in own and isinstance(now, int) and now > 0:
@@ -164,7 +176,7 @@ class Search:
         rest = settings.pipeline_parallel_size * settings.data_parallel_size
         tp = settings.tensor_parallel_size
         if engine.splits_tensors:
-            sizes = sorted(legal_sizes(self.worked.model, MAX_GPUS), key=lambda n: (abs(log2(n / tp)), -n))
+            sizes = sorted(legal_sizes(self.worked.model, MAX_TP), key=lambda n: (abs(log2(n / tp)), -n))
             for size in sizes:
                 if size != tp:
                     yield _GPUS + abs(log2(size / tp)), {"tensor_parallel_size": size, "gpus": size * rest}
@@ -186,7 +198,7 @@ class Search:
 
 def changed_subject(subject: Subject, changes: dict[str, Any]) -> Subject:
     """The subject with some settings changed; what says the same in another way gives way."""
-    gone = {n for name in changes for group in commands._SAME if name in group for n in group}
+    gone = {n for name in changes for group in commands.SAME if name in group for n in group}
     if "tensor_parallel_size" in changes or "gpus" in changes:
         gone |= {"gpus", "tensor_split"} | (
             {"pipeline_parallel_size"} if "tensor_parallel_size" not in changes else set()

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from kvplan.check.lookup import Case
     from kvplan.check.rules import Rule
 
-Status = Literal["held", "broken", "skipped", "new"]
-"""``skipped``: it is about a baseline, and none is given; ``new``: the baseline does not have the deployment."""
+Status = Literal["held", "broken", "skipped", "inapplicable", "new", "absent"]
+"""``skipped``: it is about a baseline, and none is given; ``inapplicable``: the deployment has no targets that the rule
+could be about; ``new``: the baseline does not have the deployment; ``absent``: it has it, but not this figure."""
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operators.le, ">=": operators.ge, "==": operators.eq, "!=": operators.ne, "<": operators.lt,
     ">": operators.gt,
@@ -88,11 +89,18 @@ def judge(case: Case, worked: Worked, rule: Rule, baseline: Baseline | None) -> 
         key = (case.declared.name, case.workload.name, rule.metric.name)
         old = baseline[key][_side(rule)] if key in baseline else None
     figure = worked.figure(rule.metric)
+    if rule.metric.section == "serving" and worked.gpu is not None and figure.mid == (None,):
+        from kvplan.check.serving import applies
+
+        if not applies(rule.metric.path[1], case.subject.given):
+            said = f"{rule.text}: {case.name} has no such target, so it does not apply"
+            return Finding(case, rule, "inapplicable", None, None, None, said)
     limit = limit_of(rule, worked, old)
     value = value_of(rule, figure, limit)
     if rule.limit.baseline and old is None:
         said = f"{rule.metric.name} is {shown(rule.metric.kind, value)}, and the baseline does not have it"
-        return Finding(case, rule, "new", value, None, None, said)
+        there = any(key[:2] == (case.declared.name, case.workload.name) for key in baseline or ())
+        return Finding(case, rule, "absent" if there else "new", value, None, None, said)
     held = value_holds(rule, value, limit)
     by = _by(rule, value, limit)
     said = _said(rule, worked, figure, value, limit, by, held)
@@ -112,11 +120,15 @@ def _said(
     """The finding as a sentence without its end."""
     kind, name = rule.metric.kind, rule.metric.name
     if value is None and kind != "text":
-        return f"{name} has no value: {_why(worked, rule)}"
+        return f"{name} has no value{_at(worked, rule, figure)}: {_why(worked, rule)}"
     where = _end(rule, figure, value)
     if by is None:
         wanted = "must be" if rule.operator == "==" else "must not be"
         why = f": {_reason(worked, rule, value)}" if name == "verdict.fits" and not held and value is False else ""
+        if name == "serving.targets_hold" and not held and value is False:
+            from kvplan.check.serving import misses
+
+            why = f": {misses(worked)}"
         return f"{name} is {shown(kind, value)}{where}" + ("" if held else f", {wanted} {shown(kind, limit)}{why}")
     exact = shown(kind, value) == shown(kind, limit) and value != limit
     values = [shown(kind, v, exact=exact) for v in (value, limit, abs(by))]
@@ -157,7 +169,18 @@ def _reason(worked: Worked, rule: Rule, value: Any) -> str:
     return outcome.reason
 
 
+def _at(worked: Worked, rule: Rule, figure: Figure) -> str:
+    """At which end of what is modelled a value is missing that is there in the middle."""
+    if None in figure.mid or not figure.endless:
+        return ""
+    return f" at worst ({shown(rule.metric.kind, figure.mid[0])} in the middle)"
+
+
 def _why(worked: Worked, rule: Rule) -> str:
     if worked.gpu is None and rule.metric.section not in ("kv", "model", "inputs"):
         return "no GPU is named"
+    if rule.metric.section == "serving":
+        from kvplan.check.serving import unserved
+
+        return unserved(worked, rule.bound)
     return "it does not apply to this deployment"

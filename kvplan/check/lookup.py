@@ -135,7 +135,7 @@ class Lookup:
 
         command = self._command(declared)
         said = {*command.settings, *command.problems, *given}
-        same = {name for group in commands._SAME for name in group if said & set(group)}
+        same = {name for group in commands.SAME for name in group if said & set(group)}
         rest = {n: v for n, v in defaults.items() if n not in same and n not in said and n != "engine"}
         if command.gpu and deployment._label(command, False)[0] is not None:
             rest.pop("gpu", None)

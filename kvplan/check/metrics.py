@@ -174,13 +174,17 @@ def kind_of(name: str, *, whole: bool) -> Kind:
     """The kind of a number by the name of its figure, in which its unit stands."""
     section, last = name.partition(".")[0], name.rpartition(".")[2]
     words = last.split("_")
+    if words[-1] in ("share", "ratio"):
+        return "share"
+    if last == "requests_per_second":
+        return "number"
     if section == "cost" or {"cost", "price", "usd", "dollars"} & set(words):
         return "money" if not {"tokens", "gpus", "hours"} >= set(words[-1:]) or "per" in words else "number"
     if "bytes" in words:
         return "bytes"
     if "seconds" in words and "per_second" not in last:
         return "seconds"
-    if "utilization" in words or words[-1] in ("share", "ratio"):
+    if "utilization" in words:
         return "share"
     if whole and {"tokens", "len"} & set(words) and "per_second" not in last:
         return "tokens"

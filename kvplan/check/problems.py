@@ -50,8 +50,13 @@ class Problems:
 
     def __init__(self) -> None:
         self.found: dict[tuple[Place, str], Problem] = {}
+        self.settled: list[tuple[Place, int]] = []
+        """(start, characters) of texts that are known to be wrong: what follows from that is not said."""
 
     def add(self, place: Place, message: str, hint: str = "") -> None:
+        for start, length in self.settled:
+            if place[:2] == start[:2] and start.column <= place.column < start.column + length:
+                return
         self.found.setdefault((place, message), Problem(place, message, hint))
 
     def error(self, place: Place, error: KvplanError, *, where: bool = True) -> None:

@@ -93,7 +93,7 @@ def _deployment(
     declared, subject = case.declared, case.subject
     inputs = worked.inputs()
     defaults = inputs.pop("defaults")
-    warnings = dict.fromkeys(text for c, w, _ in group for text in (*c.warnings, *w.warnings))
+    warnings = dict.fromkeys(text for c, w, _ in group for text in (*c.warnings, *w.said, *_unread(c)))
     return {
         "name": declared.name,
         "file": declared.place.file,
@@ -110,6 +110,16 @@ def _deployment(
         "figures": [figure for c, w, _ in group for figure in _figures(c, w)] if hashes else [],
         "findings": [_finding(f) for _, _, findings in group for f in findings],
     }
+
+
+def _unread(case: Case) -> Iterable[str]:
+    """A word about targets that bind nothing, because no rule is about what they come to."""
+    flags = [f"--{name}" for name in ("ttft", "tpot") if case.subject.given.get(name) is not None]
+    read = any(r.metric.section == "serving" for r in case.rules)
+    if flags and not read:
+        what = f"the workload {case.workload.name}" if case.workload.name else "it"
+        keys = " and ".join(flag[2:] for flag in flags)
+        yield f"{what} has a target for {keys} that no rule holds it to: add serving.targets_hold == true"
 
 
 def _workload(case: Case, worked: Worked) -> dict[str, Any]:
@@ -168,7 +178,9 @@ def _summary(
         "warnings": sum(f["level"] == "warn" for f in broken),
         "passed": sum(f["status"] == "held" for f in findings),
         "skipped": sum(f["status"] == "skipped" for f in findings),
+        "inapplicable": sum(f["status"] == "inapplicable" for f in findings),
         "new": sum(f["status"] == "new" for f in findings),
+        "absent": sum(f["status"] == "absent" for f in findings),
         "removed": len(removed),
     }
 

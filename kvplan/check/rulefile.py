@@ -21,6 +21,7 @@ from kvplan.errors import nearest, printable
 NAMES = ("kvplan.yaml", "kvplan.yml")
 MAX_FILES = 1_000
 MAX_NAME = 120
+_BY_NAME = "workloads: {chat: {prompt-tokens: 2K}}"
 T = TypeVar("T", bound=str)
 
 
@@ -204,14 +205,16 @@ class _Reader:
             file.default_workloads = defaults.value.get("workloads")
         file.rules = self._rules(file.node)
         workloads = file.node.value.get("workloads")
-        if workloads is not None and expect(workloads, dict, "workloads is a mapping", self.problems):
+        if workloads is not None and expect(workloads, dict, "workloads is a mapping by name", self.problems, _BY_NAME):
             file.workloads = self._named(workloads)
 
     def _named(self, node: Node) -> dict[str, Workload]:
         """Workloads by name."""
         found = {}
         for name, child in node.value.items():
-            if expect(child, dict, f"the workload {name} is a mapping", self.problems, "{prompt-tokens: 2K}"):
+            if not name.strip() or len(name) > MAX_NAME:
+                self.problems.add(node.keys[name], f"the name of a workload has 1 to {MAX_NAME} characters")
+            elif expect(child, dict, f"the workload {name} is a mapping", self.problems, "{prompt-tokens: 2K}"):
                 fields = self.keys.read(child, ("rules",), self.problems, workload=True)
                 found[name] = Workload(name, fields, self._rules(child), node.keys[name])
         return found
@@ -317,6 +320,12 @@ class _Reader:
             return nothing
         found: dict[str, Workload] = {}
         for child in names:
+            if isinstance(child.value, dict | list):
+                self.problems.add(
+                    child.place, f"a workload is a name, not {child.what}",
+                    f"write a mapping by name: {_BY_NAME}",
+                )  # fmt: skip
+                continue
             self._known((child.text,), shared, child.place)
             if child.text in shared:
                 found[child.text] = shared[child.text]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,6 +72,7 @@ def check(
     from kvplan.check.run import check as run
 
     extra = _reports(report or ())
+    _once([*filter(None, (out.file, write_baseline)), *(name for _, name in extra)])
     path = _found(file)
     old, before = _baseline(baseline)
     try:
@@ -157,16 +159,35 @@ def _reports(texts: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
+def _once(files: Sequence[str]) -> None:
+    """Refuse to write one file twice.
+
+    Raises:
+        InputError: two outputs have one file.
+    """
+    seen: set[str] = set()
+    for file in files:
+        real = os.path.realpath(file)
+        if real in seen and not (os.path.exists(real) and not os.path.isfile(real)):
+            raise InputError(f"{printable(file)} would be written twice", hint="name a file for each output")
+        seen.add(real)
+
+
 def _write(out: Output, result: Mapping[str, Any], extra: Sequence[tuple[str, str]], baseline: str | None) -> None:
     """Put the result out; everything is drawn before anything is written."""
     drawn = [(file, _text(out, name, result)) for name, file in extra]
     if baseline is not None:
         drawn.append((baseline, _text(out, "json", result)))
     main = _text(out, out.format, result)
-    for file, text in drawn:
-        output.write_file(file, text)
+    with ExitStack() as files:  # replaced together, once all are there
+        for file, text in drawn:
+            files.enter_context(output.replacing(file)).write(text.encode("utf-8", "backslashreplace"))
+        if out.file is not None:
+            files.enter_context(output.replacing(out.file)).write(main.encode("utf-8", "backslashreplace"))
+    for file, _ in drawn:
         out.note(f"wrote {printable(file)}")
-    out.write(main)
+    if out.file is None:
+        out.write(main)
 
 
 def _text(out: Output, name: str, result: Mapping[str, Any]) -> str:
@@ -223,6 +244,10 @@ def _status(out: Output, result: Mapping[str, Any], exit_zero: bool) -> int:
         out.warn(text)
     if len(said) > MAX_WARNINGS:
         out.warn(f"{len(said) - MAX_WARNINGS:,} warnings more; --json has all")
+    if not result["deployments"]:
+        out.warn("the file has no deployments: nothing is checked")
+    elif not result["summary"]["rules"]:
+        out.warn("no deployment has a rule: nothing is promised")
     if result["summary"]["skipped"]:
         out.note(f"{result['summary']['skipped']:,} rules compare with a baseline: --baseline FILE gives one")
     if out.format in ("json", *CI) or out.file is not None:
@@ -247,8 +272,10 @@ def _describe(out: Output, schema: bool) -> int:
 
 
 def _init(out: Output, file: str | None) -> int:
+    import shlex
+
     from kvplan.check.discover import find_starts, starter
-    from kvplan.check.rulefile import NAMES
+    from kvplan.check.rulefile import NAMES, find_file
 
     path = file or NAMES[0]
     if os.path.lexists(path):
@@ -257,7 +284,10 @@ def _init(out: Output, file: str | None) -> int:
     output.write_file(path, starter(found))
     fits = sum(not item.problem for item in found)
     said = f"{fits:,} deployments from this folder" if fits else "an example"
-    out.note(f"wrote {printable(path)} with {said}; `kvplan check` holds it")
+    found_alone = find_file()
+    plain = found_alone is not None and os.path.samefile(found_alone, path)
+    command = "kvplan check" if plain else f"kvplan check {shlex.quote(path)}"
+    out.note(f"wrote {printable(path)} with {said}; `{printable(command)}` holds it")
     for item in found:
         if item.problem:
             out.warn(f"{item.path} is a comment there: {item.problem}")

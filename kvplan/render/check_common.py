@@ -12,6 +12,13 @@ LOCK = "lock"
 """The rule that the lock file makes."""
 
 
+COUNTED = (
+    ("skipped", "without a baseline"), ("inapplicable", "not applicable"), ("new", "new"),
+    ("absent", "not in the baseline"),
+)  # fmt: skip
+"""Statuses besides held and broken, as a headline counts them."""
+
+
 class Broken(NamedTuple):
     """One thing that fails or warns."""
 
@@ -71,8 +78,14 @@ def title(item: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 def sentence(item: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """A finding in words, with what would pass."""
-    fix = f"; `{found['fix']}` passes" if found["fix"] else ""
+    fix = f"; {quoted(found['fix'])} passes" if found["fix"] else ""
     return clean(f"{title(item, found)}: {found['message']}{fix}")
+
+
+def quoted(fix: str) -> str:
+    """A change as it stands in a sentence: what is typed in backticks, what goes with it behind them."""
+    typed, more, rest = fix.partition(" with ")
+    return f"`{typed}`{more}{rest}"
 
 
 def within(base: str, file: str) -> str:
@@ -92,7 +105,7 @@ def headline(result: Mapping[str, Any]) -> str:
     parts = [plural(len(result["deployments"]), "deployment"), plural(len(found), "rule")]
     parts.append(f"{errors:,} broken" if errors else "none broken")
     parts += [plural(warnings, "warning")] * bool(warnings)
-    for status, text in (("skipped", "without a baseline"), ("new", "new")):
+    for status, text in COUNTED:
         count = sum(f["status"] == status for f in found)
         parts += [f"{count:,} {text}"] * bool(count)
     return ", ".join(parts)

@@ -11,7 +11,9 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from kvplan.render.check_common import LOCK, sentence, title
+from kvplan.render.grid import clean
 
+_SKIPPED = ("skipped", "inapplicable")
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -38,12 +40,14 @@ def draw(result: Mapping[str, Any], base: str = "") -> str:
 class _Suite:
     """The cases of one deployment."""
 
-    def __init__(self, name: str, cases: list[str], failures: int, skipped: int) -> None:
+    def __init__(self, name: str, cases: list[str], failures: int, skipped: int, said: str = "") -> None:
+        self.said = said
         self.name, self.cases, self.failures, self.skipped = name, cases, failures, skipped
 
     def lines(self) -> list[str]:
         counts = f'tests="{len(self.cases)}" failures="{self.failures}" errors="0" skipped="{self.skipped}"'
-        return [f"  <testsuite name={_attribute(self.name)} {counts}>", *self.cases, "  </testsuite>"]
+        said = [f"    <system-out>{_text(self.said)}</system-out>"] if self.said else []
+        return [f"  <testsuite name={_attribute(self.name)} {counts}>", *self.cases, *said, "  </testsuite>"]
 
 
 def _suite(item: Mapping[str, Any], strict: bool) -> _Suite:
@@ -52,8 +56,9 @@ def _suite(item: Mapping[str, Any], strict: bool) -> _Suite:
         fails = not found["pass"] and (strict or found["level"] == "error")
         failures += fails
         cases.append(_case(title(item, found), _named(found), _outcome(item, found, fails)))
-    skipped = sum(found["status"] == "skipped" for found in item["findings"])
-    return _Suite(item["name"], cases, failures, skipped)
+    skipped = sum(found["status"] in _SKIPPED for found in item["findings"])
+    said = "\n".join(f"warning: {clean(text)}" for text in item["warnings"])
+    return _Suite(item["name"], cases, failures, skipped, said)
 
 
 def _named(found: Mapping[str, Any]) -> str:
@@ -66,17 +71,21 @@ def _outcome(item: Mapping[str, Any], found: Mapping[str, Any], fails: bool) -> 
     text = sentence(item, found)
     if fails:
         return f"<failure type={_attribute(found['metric'])} message={_attribute(text)}>{_text(where)}</failure>"
-    if found["status"] == "skipped":
+    if found["status"] in _SKIPPED:
         return f"<skipped message={_attribute(found['message'])}/>"
     return f"<system-out>{_text(f'{where}: {text}')}</system-out>"
 
 
 def _lock(items: list[Mapping[str, Any]]) -> _Suite:
-    cases = [
-        _case(LOCK, item["name"], f'<failure type="{LOCK}" message={_attribute(item["message"])}></failure>')
-        for item in items
-    ]
+    cases = [_locked(item) for item in items]
     return _Suite(LOCK, cases, len(cases), 0)
+
+
+def _locked(item: Mapping[str, Any]) -> str:
+    """What differs from the lock file: its sentence tells it from others of the same deployment."""
+    where, said = f"{item['file']}:{item['line']}:{item['column']}", item["message"]
+    failure = f'<failure type="{LOCK}" message={_attribute(said)}>{_text(where)}</failure>'
+    return _case(f"{LOCK}/{item['name']}", said.partition("; ")[0], failure)
 
 
 def _case(classname: str, name: str, inside: str) -> str:

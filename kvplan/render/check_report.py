@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvplan.render.check_common import broken, headline, merged, plural, title
+from kvplan.render.check_common import broken, headline, merged, plural, quoted, title
 from kvplan.render.grid import Column, Document, Grid, Notes, Part, Title, clean
 
 MAX_ROWS = 60
 """Rules up to which those that hold are listed too."""
-_STATUS = {"held": "holds", "skipped": "no baseline", "new": "new"}
+_STATUS = {
+    "held": "holds", "skipped": "no baseline", "inapplicable": "does not apply", "new": "new",
+    "absent": "not in the baseline",
+}  # fmt: skip
 Shown = Callable[..., str]
 """(kind, value) -> a value for people; see `kvplan.check.metrics.shown`."""
 
@@ -20,7 +23,7 @@ def check_report(result: Mapping[str, Any], shown: Shown) -> Document:
     parts: list[Part] = [Title(f"kvplan check: {headline(result)}", result["file"])]
     lines = [f"{b.file}:{b.line}:{b.column}: {_level(b.level)}: {b.message}" for b in broken(result)]
     lines += [
-        f"{d['file']}:{d['line']}: note: {clean(d['name'])}: every rule holds with `{clean(d['fix'])}`"
+        f"{d['file']}:{d['line']}: note: {clean(d['name'])}: every rule holds with {quoted(clean(d['fix']))}"
         for d in result["deployments"]
         if d["fix"]
     ]

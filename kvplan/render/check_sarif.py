@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kvplan.render.check_common import LOCK, broken
+from kvplan.render.grid import clean
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVEL = {"error": "error", "warn": "warning"}
@@ -45,7 +46,14 @@ def draw(result: Mapping[str, Any], base: str = "") -> str:
         for b in broken(result, base)
     ]
     driver = {"name": "kvplan", "version": result["kvplan"], "rules": rules}
-    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    said = [
+        {"level": "warning", "message": {"text": clean(f"{d['name']}: {text}")}}
+        for d in result["deployments"]
+        for text in d["warnings"]
+    ]
+    run: dict[str, Any] = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    if said:  # what the plans warn of is about kvplan's own work, and no result
+        run["invocations"] = [{"executionSuccessful": True, "toolExecutionNotifications": said}]
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False) + "\n"
 
 

@@ -166,3 +166,33 @@ def test_one_change_for_all_rules_of_a_deployment(write: Write) -> None:
     assert all(held for held, _ in fixed(rules, write, max_model_len=min(lengths)))
     write(file_of(rules[1:]))
     assert result()["deployments"][0]["fix"] is None  # one broken rule says it itself
+
+
+POD = """apiVersion: v1
+kind: Pod
+metadata: {name: x}
+spec:
+  containers:
+    - name: vllm
+      image: vllm/vllm-openai:latest
+      args: [--model, Qwen/Qwen3-32B, -tp, "TP", --enforce-eager, --max-model-len, "32768"]
+      resources: {limits: {nvidia.com/gpu: TP}}
+"""
+
+
+def test_a_change_of_tp_names_the_gpus_that_are_counted_elsewhere(write: Write) -> None:
+    rule = "rules: [memory.weights_bytes <= 10 GiB]\n"
+    manifest = rule + "deployments: {m: {from: m.yaml, gpu: h100-sxm}}"
+    fields = rule + "deployments: {y: {model: qwen3-32b, gpu: h100-sxm, tp: TP, gpus: TP}}"
+    for text, flag in ((manifest, "-tp"), (fields, "--tensor-parallel-size")):
+        write(text.replace("TP", "2"), m_yaml=POD.replace("TP", "2"))
+        (found,) = findings(result())
+        assert found["fix"] == f"{flag} 8 with 8 GPUs"
+        write(text.replace("TP", "8"), m_yaml=POD.replace("TP", "8"))
+        assert findings(result())[0]["pass"]
+
+
+def test_no_more_gpus_than_a_host_has_are_suggested(write: Write) -> None:
+    ((held, fix),) = fixed(["memory.weights_bytes <= 3 GiB"], write, model="qwen3-32b")
+    assert (held, fix) != (False, "--tensor-parallel-size 32")
+    assert fix is None or not fix.startswith("--tensor")

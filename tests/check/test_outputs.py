@@ -202,3 +202,23 @@ def test_a_thousand_deployments_are_summed_up(mixed: dict[str, Any]) -> None:
     drawn = text.draw(check_report(many, shown))
     assert len(drawn.splitlines()) < 10
     assert headline(many).startswith("1,000 deployments, 5,000 rules, none broken")
+
+
+def test_warnings_of_plans_are_in_reports_and_lock_cases_are_told_apart(write: Write) -> None:
+    write("""
+        rules: [verdict.fits == true]
+        deployments: {a: {model: llama-3.1-8b, gpu: mi210, max-model-len: 4K}}
+    """)
+    plain = result()
+    plain["lock"] = [
+        {"name": "a", "deployments": 1, "file": "kvplan.yaml", "line": 3, "column": 15, "message": f"a: the {what} x"}
+        for what in ("model", "gpu")
+    ]
+    log = json.loads(check_sarif.draw(plain))
+    (notice, *_) = log["runs"][0]["invocations"][0]["toolExecutionNotifications"]
+    assert "is not measured" in notice["message"]["text"]
+    root = ET.fromstring(check_junit.draw(plain))
+    assert "is not measured" in (root.findtext("testsuite/system-out") or "")
+    cases = [c for c in root.iter("testcase") if c.find("failure") is not None]
+    assert len({(c.get("classname"), c.get("name")) for c in cases}) == 2
+    assert cases[0].findtext("failure") == "kvplan.yaml:3:15"

@@ -238,3 +238,26 @@ def test_the_schema_is_strict_where_the_reader_is(write: Write, text: str) -> No
     assert list(Draft202012Validator(SCHEMA).iter_errors(yaml.safe_load(f"{HEAD}{text}{more}")))
     write(f"{text}{more}\n")
     assert read_rule_file("kvplan.yaml", OPTIONS, {})[1]
+
+
+def test_a_figure_that_the_baseline_lacks_is_called_that(write: Write) -> None:
+    write(file_of(32768, "verdict.fits == true"))
+    old = result()
+    more = "  b: {model: qwen3-8b, gpu: h100-sxm}\n"
+    write(file_of(32768, "capacity.max_concurrency >= baseline", more=more))
+    found = result(old=old)
+    assert [f["status"] for d in found["deployments"] for f in d["findings"]][::1] == ["absent", "new"]
+    assert (found["summary"]["absent"], found["summary"]["new"]) == (1, 1)
+
+
+def test_the_warnings_of_the_plan_are_in_the_result(write: Write) -> None:
+    import kvplan
+
+    write("""
+        rules: [decode.tokens_per_second >= 1]
+        deployments: {a: {model: llama-3.1-8b, gpu: mi210, tp: 2}}
+    """)
+    (deployment,) = result()["deployments"]
+    plan = kvplan.plan("llama-3.1-8b", gpu="mi210", tensor_parallel_size=2)
+    assert any("is not measured" in text for text in plan.warnings)
+    assert set(plan.warnings) <= set(deployment["warnings"])

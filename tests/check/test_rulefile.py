@@ -275,3 +275,27 @@ def test_identical_deployments_are_worked_out_once(write: Write) -> None:
     checked = run()
     assert checked.worked[0] is checked.worked[1] is not checked.worked[2]
     assert len({f[0].fix for f in checked.findings[:2]}) == 1
+
+
+def test_workloads_are_a_mapping_by_name(write: Write) -> None:
+    write("""
+        workloads: {"": {concurrency: 2}}
+        deployments: {a: {model: llama-3.1-8b, gpu: h100-sxm, workloads: [{prompt-tokens: 2K}]}}
+    """)
+    said = problems()
+    assert len(said) == 2
+    assert "the name of a workload has 1 to" in said[0]
+    assert "a workload is a name, not a mapping (write a mapping by name: " in said[1]
+
+
+def test_a_variable_that_is_not_named_is_said_once(write: Write) -> None:
+    write("""
+        rules: ["capacity.max_concurrency >= ${HOME}"]
+        deployments:
+          a: {model: "${HOME}", gpu: "${HOME}", tp: "${HOME}"}
+          b: {model: llama-3.1-8b, gpu: nope}
+    """)
+    said = problems()
+    assert len(said) == 5
+    assert all("the variable HOME is not named in the file" in text for text in said[:4])
+    assert "nope" in said[4]

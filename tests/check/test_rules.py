@@ -135,3 +135,9 @@ def test_a_wrong_name_in_a_section_lists_the_section() -> None:
 )  # fmt: skip
 def test_values_are_shown_with_their_unit(kind: str, value: Any, text: str) -> None:
     assert shown(kind, value) == text
+
+
+def test_a_rate_and_a_share_of_cost_are_no_money() -> None:
+    assert find_metric("cost.requests_per_second").kind == "number"
+    assert find_metric("cost.prefill_share").kind == "share"
+    assert find_metric("cost.per_million_output_tokens").kind == "money"

@@ -187,3 +187,32 @@ def test_paths_in_reports_start_from_the_repository(run: Run, here: Path, monkey
     assert "file=services/llm/kvplan.yaml,line=4" in run("check", "--format", "github").out
     assert json.loads(run("check", "--format", "gitlab").out)[0]["location"]["path"] == "services/llm/kvplan.yaml"
     assert "\nkvplan.yaml:4:12: error: " in run("check").out
+
+
+def test_reports_are_written_all_or_none(run: Run, here: Path) -> None:
+    before = sorted(os.listdir(here))
+    run("check", "--report", "markdown=s.md", "--report", "sarif=none/such/x.sarif", "-o", "out.txt")
+    assert sorted(os.listdir(here)) == before
+    for flags in (("-o", "F", "--report", "markdown=F"), ("--write-baseline", "F", "--report", "json=./F")):
+        message, _ = one_line_error(run("check", *flags))
+        assert message.endswith("F would be written twice")
+    assert sorted(os.listdir(here)) == before
+    assert run("check", "--report", "markdown=s.md", "-o", "out.txt", "-q").status == 0
+    assert (here / "s.md").exists()
+    assert (here / "out.txt").exists()
+
+
+def test_a_gate_that_holds_nothing_says_so(run: Run, here: Path) -> None:
+    (here / "kvplan.yaml").write_text("schema: kvplan.rules/1\ndeployments: {}\n")
+    assert "the file has no deployments: nothing is checked" in run("check").err
+    (here / "kvplan.yaml").write_text(
+        "schema: kvplan.rules/1\ndeployments: {a: {model: llama-3.1-8b, gpu: h100-sxm}}\n"
+    )
+    assert "no deployment has a rule: nothing is promised" in run("check").err
+
+
+def test_the_note_of_init_names_a_file_that_check_would_not_find(run: Run, here: Path) -> None:
+    (here / "sub").mkdir()
+    assert "`kvplan check sub/out.yaml` holds it" in run("check", "--init", "sub/out.yaml").err
+    (here / "kvplan.yaml").unlink()
+    assert "`kvplan check` holds it" in run("check", "--init").err

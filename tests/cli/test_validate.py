@@ -96,7 +96,7 @@ def test_a_calibration_is_saved_checked_and_planned_with(run: Run, tmp_path: Pat
     found = load_calibration(str(path))
     assert found.read_bandwidth
     planned = run(
-        "plan", "llama-3.2-1b", "--gpu-memory", "16GiB", "--gpu-bandwidth", "20GB/s", "--engine", "generic",
+        "plan", "llama-3.2-1b", "--gpu-memory", "16GiB", "--engine", "generic",
         "--calibration", str(path), "--json",
     )  # fmt: skip
     assert planned.status == 0, planned

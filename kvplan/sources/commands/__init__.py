@@ -69,7 +69,7 @@ def read_command(text: str, opened: Opened | None = None) -> Command:
     key = (os.path.abspath(path), "" if whole else picked)
     if opened is None or key not in opened:
         finder = Finder(name)
-        entry = (finder, *_from_file(read_text(path), path, finder, picked))
+        entry = (finder, *starts_in(read_text(path), path, finder, picked))
         opened = {key: entry} if opened is None else opened
         opened[key] = entry
     finder, found, names = opened[key]
@@ -81,7 +81,7 @@ def read_command(text: str, opened: Opened | None = None) -> Command:
         raise at_source(error, source) from None
 
 
-def _from_file(text: str, path: str, finder: Finder, picked: str) -> tuple[list[Start], list[str]]:
+def starts_in(text: str, path: str, finder: Finder, picked: str) -> tuple[list[Start], list[str]]:
     """(starts in a file, the names of what could be picked in it)."""
     from kvplan.sources.commands import compose, dockerfile, helm, kubernetes, unit
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvplan.engines.model_changes import ModelChanges, Quantization
     from kvplan.spec.model import ModelSpec
 
-_SAME: tuple[tuple[str, ...], ...] = (
+SAME: tuple[tuple[str, ...], ...] = (
     ("max_model_len", "ctx_size", "num_ctx"),
     ("kv_cache_dtype", "cache_type_k", "cache_type_v"),
     ("parallel", "num_parallel"),
@@ -71,7 +71,7 @@ class Command(NamedTuple):
             KvplanError: a setting whose value the command does not say, and that `given` does not set.
         """
         replaced = set(given)
-        for names in _SAME:
+        for names in SAME:
             for name in names:
                 if name in given:
                     replaced |= {n for n in names if not (name.startswith("cache_type") and n.startswith("cache_type"))}

@@ -12,12 +12,12 @@ from kvplan.sources.commands import raw
 MAX_BYTES = 1_000_000
 SUFFIXES = (".sh", ".bash", ".zsh", ".service", ".container", ".dockerfile", ".containerfile", ".envrc")
 """Ends of file names that hold commands, whatever is in them."""
-_NAMES = re.compile(r"(?:dockerfile|containerfile)(?:[.\-_].*)?\Z", re.IGNORECASE)
-_YAML = (".yaml", ".yml")
-_OTHER = (*_YAML, ".json", ".gguf", ".safetensors")
+NAMES = re.compile(r"(?:dockerfile|containerfile)(?:[.\-_].*)?\Z", re.IGNORECASE)
+YAML = (".yaml", ".yml")
+_OTHER = (*YAML, ".json", ".gguf", ".safetensors")
 _SPEC = re.compile(r"^(?:schema\s*:\s*['\"]?kvplan\.|(?:blocks|layers|hidden_size|vocab_size)\s*:)", re.MULTILINE)
 _MANIFEST = re.compile(r"^(?:apiVersion|services)\s*:", re.MULTILINE)
-_ENGINE = re.compile(r"vllm|sglang|trtllm|tensorrt-llm|llama-server|llama\.cpp|ollama", re.IGNORECASE)
+ENGINE = re.compile(r"vllm|sglang|trtllm|tensorrt-llm|llama-server|llama\.cpp|ollama", re.IGNORECASE)
 
 
 def read_text(path: str) -> str:
@@ -67,9 +67,9 @@ def holds_command(text: str) -> bool:
     """Whether `text`, possibly with ``#NAME``, names a file that starts something (rather than a model's own file)."""
     path, picked = split_name(text)
     lower = path.lower()
-    if lower.endswith(SUFFIXES) or _NAMES.match(os.path.basename(path)):
+    if lower.endswith(SUFFIXES) or NAMES.match(os.path.basename(path)):
         return True
-    if lower.endswith(_YAML):
+    if lower.endswith(YAML):
         return bool(picked) or (os.path.isfile(path) and not _is_spec(path))
     if lower.endswith(_OTHER):
         return False
@@ -84,4 +84,4 @@ def _is_spec(path: str) -> bool:
         return True
     if _MANIFEST.search(text):
         return False
-    return _SPEC.search(text) is not None or _ENGINE.search(text) is None
+    return _SPEC.search(text) is not None or ENGINE.search(text) is None
