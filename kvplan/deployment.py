@@ -28,6 +28,8 @@ class Deployment(NamedTuple):
     warnings: tuple[str, ...] = ()
     origins: Mapping[str, str] | None = None
     """setting -> where a log says so, for those that were taken from one."""
+    kv_bounds: tuple[int, int] | None = None
+    """Low and high of measured bytes of cache that a change moved."""
 
     def plan(self) -> Plan:
         """The plan, with what was taken from a command line in its inputs and warnings."""
@@ -37,6 +39,8 @@ class Deployment(NamedTuple):
         if self.report is not None:
             result.inputs["command"] = self.report.to_dict()
         result.inputs["defaults"].update(self.origins or {})
+        if self.kv_bounds is not None:
+            result.inputs["kv_cache_memory_bounds"] = list(self.kv_bounds)
         return result._replace(warnings=(*result.warnings, *self.warnings))
 
 
@@ -79,10 +83,11 @@ def of_log(text: str | None, given: dict[str, Any]) -> Deployment:
     read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
     model = find_model(text, **read) if text is not None else None
     gpu, engine = _gpu(given, None), given.pop("engine", None)
-    found = measured_base(log, name=name, model=model, gpu=gpu, engine=engine, given=given).found
+    base = measured_base(log, name=name, model=model, gpu=gpu, engine=engine, given=given)
+    found = base.found
     assert found.model is not None  # measured_base looked
     warnings = (*log.warnings, *found.warnings)
-    return Deployment(found.model, found.gpu, found.engine, found.settings, None, warnings, found.origins)
+    return Deployment(found.model, found.gpu, found.engine, found.settings, None, warnings, found.origins, base.bounds)
 
 
 def _gpu(given: dict[str, Any], otherwise: str | None) -> GpuSpec | None:
@@ -90,6 +95,14 @@ def _gpu(given: dict[str, Any], otherwise: str | None) -> GpuSpec | None:
     from kvplan.sources import find_gpu, override_gpu
 
     name, memory, bandwidth = (given.pop(key, None) for key in ("gpu", "gpu_memory", "gpu_bandwidth"))
+    if bandwidth is not None and given.get("calibration") is not None:
+        from kvplan.errors import InputError
+
+        raise InputError(
+            "the calibration has a bandwidth that was measured",
+            where="--gpu-bandwidth",
+            hint="leave out one of the two",
+        )
     name = name or otherwise
     return override_gpu(find_gpu(name) if name is not None else None, memory, bandwidth)
 

@@ -20,7 +20,7 @@ class CompareVerb(flags.PlanVerb):
     """Planning flags but for those that read one plan's figures from elsewhere."""
 
     formats = output.PICTURED
-    flags = tuple(option for option in flags.PLAN if option.setting != "from_log")
+    flags = tuple(option for option in (*flags.PLAN, *flags.SERVICE) if option.setting != "from_log")
 
 
 @app.command(cls=CompareVerb)
@@ -39,8 +39,11 @@ def compare(
 ) -> int:  # fmt: skip
     """Variants side by side: cache per 1k tokens and per request, and what a deployment holds."""
     from kvplan.cli.sweep import lookup_of
+    from kvplan.planning.compare import FIGURES
     from kvplan.planning.compare import compare as set_side_by_side
     from kvplan.planning.sweep_axes import MODEL, Axis, read_axes
+    from kvplan.planning.sweep_figures import SERVED
+    from kvplan.planning.sweep_traffic import is_served
 
     given = flags.read(ctx)
     axes = read_axes(vary or (), ctx.command.flags, given)  # type: ignore[attr-defined]
@@ -53,7 +56,8 @@ def compare(
         raise InputError(
             "one model alone", hint=f"name another, or add --vary: kvplan compare {names[0]} --vary tp=1,2"
         )
-    result = set_side_by_side(lookup_of(names[0], given), axes)
+    served = SERVED if is_served((*given, *(a.setting for a in axes))) else ()
+    result = set_side_by_side(lookup_of(names[0], given), axes, (*FIGURES, *served))
     plain, out = result.to_dict(), output.of(ctx)
     title = "side by side" if len(names) > 1 else f"{names[0]}, side by side"
     out.emit(lambda: _report(plain, title, out), plain)

@@ -49,7 +49,7 @@ _WORKLOAD = (
     ),
 )  # fmt: skip
 _OWN = {option.setting for option in (*_SOUGHT, *_WORKLOAD)}
-_ELSEWHERE = {"gpus", "gpu_memory", "gpu_bandwidth", "calibration", "from_log", "prompt_cv", "output_cv"}
+_ELSEWHERE = {"gpus", "gpu_memory", "gpu_bandwidth", "from_log", "prompt_cv", "output_cv"}
 """Planning flags that are about one GPU, or that lengths say here."""
 
 
@@ -59,6 +59,10 @@ def _here(option: Option) -> Option:
         return option._replace(help=f"no other than: {option.help.removesuffix(' (default 1)')}")
     if option.setting == "max_model_len":
         return option._replace(help="longest request that every candidate must hold; default: that of the workload")
+    if option.setting == "calibration":
+        return option._replace(
+            help="measured rates of one GPU, which is then judged by them; the others by stated ones"
+        )
     if option.setting == "price":
         return option._replace(help=option.help.rpartition(";")[0])
     return option

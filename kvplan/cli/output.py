@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from kvplan.errors import InputError, UnknownNameError, printable
@@ -267,7 +267,8 @@ def replacing(path: str) -> Iterator[BinaryIO]:
                 os.chmod(new, os.stat(target).st_mode & 0o7777)
             os.replace(new, target)
         except BaseException:
-            os.unlink(new)
+            with suppress(FileNotFoundError):  # an interrupt may come when it is in place already
+                os.unlink(new)
             raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -32,7 +32,7 @@ _FOUND_BY = ("model", "gpu", "gpu_memory", "gpu_bandwidth", "engine")
 class SweepVerb(flags.PlanVerb):
     """Planning flags but for those that read one plan's figures from elsewhere, and more formats."""
 
-    flags = tuple(option for option in flags.PLAN if option.setting != "from_log")
+    flags = tuple(option for option in (*flags.PLAN, *flags.SERVICE) if option.setting != "from_log")
     formats = (*PICTURED, "csv", "jsonl", "parquet")
 
 
@@ -68,6 +68,7 @@ def sweep(
     axes = read_axes(vary, ctx.command.flags, given)  # type: ignore[attr-defined]
     asked = figure_names(figure) if figure else []
     lookup = lookup_of(model, given)
+    check_served(asked, figure or (), axes, given)
     made = Sweep(lookup, axes, asked or default_figures(lookup, axes))
     return _write(made, output.of(ctx), f"{model}: {made.size:,} plans", bool(asked))
 
@@ -90,11 +91,27 @@ def lookup_of(model: str, given: Mapping[str, Any]) -> Callable[[Mapping[str, An
     return lookup
 
 
+def check_served(figures: Sequence[str], typed: Sequence[str], axes: Sequence[Axis], given: Mapping[str, Any]) -> None:
+    """Refuse figures of traffic where there is none.
+
+    Raises:
+        InputError: nothing is served, and a figure was asked for that says how.
+    """
+    from kvplan.planning.sweep_traffic import is_served
+
+    named = [name for name in figures if name.startswith(("serving.", "cost."))]
+    if named and "all" not in typed and not is_served((*given, *(a.setting for a in axes))):
+        raise InputError(
+            f"{named[0]} is about traffic, and none is given", where="--figure",
+            hint="add --request-rate R, --ttft S, --tpot S or --price USD",
+        )  # fmt: skip
+
+
 def default_figures(lookup: Callable[[Mapping[str, Any]], Any], axes: Sequence[Axis]) -> list[str]:
     """The figures that are given where none is asked for: without memory, those of the cache alone."""
     from kvplan.engines.base import ARRAY_SETTINGS
     from kvplan.planning.sweep_axes import ATTENTION
-    from kvplan.planning.sweep_figures import SPEED, USUAL
+    from kvplan.planning.sweep_figures import SERVED, SPEED, USUAL
 
     first = {a.setting: a.values[-1] for a in axes if a.setting not in ARRAY_SETTINGS and a.setting != ATTENTION}
     try:
@@ -102,7 +119,9 @@ def default_figures(lookup: Callable[[Mapping[str, Any]], Any], axes: Sequence[A
     except KvplanError:
         return [*USUAL, *SPEED]  # the sweep will say what is wrong, or with which cells
     if base.gpu is not None:
-        return [*USUAL, *SPEED]
+        from kvplan.planning.sweep_traffic import is_served
+
+        return [*USUAL, *SPEED, *(SERVED if is_served((*base.settings, *(a.setting for a in axes))) else ())]
     if "kv_cache_memory_bytes" in base.settings or any(a.setting == "kv_cache_memory_bytes" for a in axes):
         return list(USUAL)
     return [name for name in USUAL if name.startswith("kv.")]
@@ -137,11 +156,15 @@ class _Counts:
     """How many cells there were, and how many of them were refused."""
 
     def __init__(self) -> None:
-        self.cells = self.refused = 0
+        self.cells = self.refused = self.limited = 0
         self.reason = ""
 
     def add(self, block: Block) -> None:
         self.cells += block.size
+        if block.limited is not False:
+            import numpy
+
+            self.limited += int(numpy.broadcast_to(block.limited, block.shape).sum())
         if block.refused.missing is True:
             return
         import numpy
@@ -160,8 +183,11 @@ class _Counts:
         """
         if self.refused == size:
             raise InputError(f"every plan is refused; the first: {self.reason}", hint="vary within what is legal")
+        of = f"{size:,} plans" if self.cells == size else f"the first {self.cells:,} plans"
+        drawn = out.format in ("table", "text", "markdown")  # of which a reader sees the first rows on purpose
+        if self.limited and (drawn or self.cells == size):
+            out.note(f"max_num_seqs, not the cache, limits the requests at once in {self.limited:,} of {of}")
         if self.refused:
-            of = f"{size:,} plans" if self.cells == size else f"the first {self.cells:,} plans"
             out.note(f"refused: {self.refused:,} of {of}, for instance {self.reason}")
         return 0
 

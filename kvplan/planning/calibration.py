@@ -7,6 +7,7 @@ the file leaves out stays as stated. pydantic is loaded when a file is read, nev
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvplan.errors import InputError, SpecError, printable
@@ -110,12 +111,49 @@ def load_calibration(path: str, gpu: str | None = None) -> Calibration:
             "is not JSON", where=path, hint=f"a calibration is a JSON object with schema {SCHEMA}"
         ) from None
     found = from_data(data, path)
-    if gpu is not None and found.gpu is not None and found.gpu != gpu:
+    measured = found.gpu if found.gpu is not None or gpu is None else _named(found, gpu, path)
+    if gpu is not None and measured is not None and measured != gpu:
         raise InputError(
-            f"{printable(path)} was measured on {found.gpu}, not on {gpu}", where=FLAG,
-            hint=f"plan with --gpu {found.gpu}, or measure this one",
+            f"{printable(path)} was measured on {measured}, not on {gpu}", where=FLAG,
+            hint=f"plan with --gpu {measured}, or measure this one",
         )  # fmt: skip
     return found
+
+
+def measured_on(path: str, gpus: Sequence[str]) -> tuple[Calibration, str | None]:
+    """A calibration, and which of some GPUs it is of; None: of another one.
+
+    Raises:
+        InputError: it cannot be read, or nothing says which GPU was measured; SpecError: it is no calibration.
+    """
+    from kvplan.catalog import resolve_gpu_name
+
+    found = load_calibration(path)
+    name = found.gpu if found.gpu is not None else resolve_gpu_name(found.device)
+    if name is None and len(gpus) > 1:
+        raise InputError(
+            f"{printable(path)} does not say which GPU was measured", where=FLAG, hint='write "gpu": ID into its device'
+        )
+    return found, name if name in gpus else gpus[0] if name is None and gpus else None
+
+
+def _named(found: Calibration, gpu: str, path: str) -> str | None:
+    """The catalog's GPU behind the name that the driver gave; None: it knows none of that name, or not `gpu`.
+
+    Raises:
+        InputError: the name fits more than one.
+    """
+    from kvplan.catalog import gpu_ids, resolve_gpu_name
+
+    if gpu not in gpu_ids():
+        return None
+    try:
+        return resolve_gpu_name(found.device)
+    except InputError as error:
+        raise InputError(
+            f"{printable(path)} does not say which GPU was measured: {error.message}", where=FLAG,
+            hint=f'write "gpu": "{gpu}" into its device, if it was this one',
+        ) from None  # fmt: skip
 
 
 def from_data(data: Any, path: str = "") -> Calibration:

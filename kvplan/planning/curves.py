@@ -187,7 +187,7 @@ def _with_speed(
     return found._replace(
         batches=tuple(batches), context=asked.decode.context, ridge_requests=ridge * dp if ridge is not None else None,
         ceiling_tokens_per_second=asked.decode.ceiling_tokens_per_second,
-        roof=Roof(rates.weight_bandwidth, rates.matmul_flops) if rates.matmul_flops else None,
+        roof=Roof(rates.weight_bandwidth, rates.decode_flops) if rates.matmul_flops else None,
         works=_works(asked, at, ridge, outcome.settings.pipeline_parallel_size),
     )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 With a cache a step computes one token: ``2 x parameters`` FLOPs, and attention over n entries, O(n d).
 Without, it computes all n tokens again: ``2 x parameters x n``, and attention of n queries over n entries,
-O(n^2 d). Over a whole generation these sums grow with the square and with the cube of its length.
+O(n^2 d). Where layers have a window of w entries, w stands for one n; a state costs the same at any length. Over a
+whole generation these sums grow with the square and with the cube of its length.
 Bytes with a cache: the weights and the cache, read once a step. Without: the weights (all experts that n
 tokens touch), and K and V of every token written and read back within the step. Activations are not counted.
 Batch 1, one device; the prompt's own prefill is the same either way and stands on its own line.
@@ -87,8 +88,20 @@ def no_cache(
         bytes_ratio=anew.bytes_read / cached.bytes_read,
         last_step_flops_ratio=longest / (once + int(of.attention_flops(work, last))),
         cache_bytes=int(of.kv_bytes(work, last)) - work.state_bytes,
-        growth_with="a step: O(d^2 + n d)", growth_without="a step: O(n d^2 + n^2 d)",
+        growth_with=_growth(model, anew=False), growth_without=_growth(model, anew=True),
     )  # fmt: skip
+
+
+def _growth(model: ModelSpec, *, anew: bool) -> str:
+    """How a step grows with n tokens of width d: matrices, and what the kinds of the model's layers read of the past.
+
+    A full cache is read whole, a window of w entries up to w; a state has one size, which its width sets.
+    """
+    windows = {stream.window for _, mixer in model.mixers() for stream in mixer.streams()}
+    terms = ["n d^2", *(["n^2 d"] if None in windows or 0 in windows else []), *(["n w d"] if any(windows) else [])]
+    if not anew:
+        terms = [{"n d^2": "d^2", "n^2 d": "n d", "n w d": "w d"}[term] for term in terms]
+    return f"a step: O({' + '.join(terms)})"
 
 
 def _flops(work: Work) -> int:

@@ -108,7 +108,7 @@ def _assemble(
         model.id, model.name, model.architecture, model.num_layers, model.max_position_embeddings,
         _parameters(model), model.active_parameters, model.confidence,
     )  # fmt: skip
-    memory = _memory(gpu, engine, outcome) if gpu is not None and outcome.waterfalls is not None else None
+    memory = memory_rows(gpu, engine, outcome) if gpu is not None and outcome.waterfalls is not None else None
     most = most_sequences(model, gpu, engine, outcome)
     capacity = _capacity(model, engine, outcome, most) if outcome.kv_bytes is not None else None
     found, said = hints(model, gpu, engine, outcome), notes(model, gpu, engine, outcome, most)
@@ -119,7 +119,7 @@ def _assemble(
         *warnings,
         *(pace.notes if pace else ()),
     )
-    inputs, allocation = _inputs(model, gpu, settings, outcome), engine.allocation(model, settings)
+    inputs, allocation = plan_inputs(model, gpu, settings, outcome), engine.allocation(model, settings)
     if calibration is not None:
         inputs["calibration"] = calibration.source
     decode, prefill = (pace.decode, pace.prefill) if pace else (None, None)
@@ -155,7 +155,7 @@ def unsharded_weights(model: ModelSpec, engine: Engine, settings: Settings) -> i
     return evaluate(model, None, engine, alone).stages[0].weights_bytes
 
 
-def _inputs(model: ModelSpec, gpu: GpuSpec | None, settings: Settings, outcome: Outcome) -> dict[str, Any]:
+def plan_inputs(model: ModelSpec, gpu: GpuSpec | None, settings: Settings, outcome: Outcome) -> dict[str, Any]:
     """Every resolved setting, and where each default comes from."""
     found: dict[str, Any] = {"model": model.id, "gpu": gpu.id if gpu else None}
     for item in fields(settings):
@@ -167,7 +167,7 @@ def _inputs(model: ModelSpec, gpu: GpuSpec | None, settings: Settings, outcome: 
     return found
 
 
-def _memory(gpu: GpuSpec, engine: Engine, outcome: Outcome) -> tuple[RankMemory, ...]:
+def memory_rows(gpu: GpuSpec, engine: Engine, outcome: Outcome) -> tuple[RankMemory, ...]:
     """A row per rank, data-parallel replica by replica, stage by stage."""
     settings = outcome.settings
     assert outcome.waterfalls is not None  # the caller checked
@@ -202,7 +202,7 @@ def rank_kv_bytes(engine: Engine, settings: Settings, pool: Pool | None, kv_byte
 
 def _capacity(model: ModelSpec, engine: Engine, outcome: Outcome, most: int | None) -> Capacity:
     settings, pool, kv = outcome.settings, outcome.pool, outcome.kv_bytes
-    smallest = _smallest_utilization(engine, outcome)
+    smallest = smallest_utilization(engine, outcome)
     if pool is None or kv is None:
         return Capacity(None, None, None, None, None, None, (), None, smallest, None, None)
     lengths = sorted(
@@ -226,7 +226,7 @@ def _capacity(model: ModelSpec, engine: Engine, outcome: Outcome, most: int | No
     )  # fmt: skip
 
 
-def _smallest_utilization(engine: Engine, outcome: Outcome) -> float | None:
+def smallest_utilization(engine: Engine, outcome: Outcome) -> float | None:
     """The smallest utilisation, in thousandths, with which the engine starts; None where none does."""
     settings = outcome.settings
     if (

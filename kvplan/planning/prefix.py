@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.spec.arrays import Number, is_array, smaller
+from kvplan.spec.arrays import Number, choose, is_array, smaller
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings, Stage
@@ -54,7 +54,17 @@ def requests(engine: Engine, stages: tuple[Stage, ...], settings: Settings, kv: 
     def holds(count: Number) -> Any:
         return engine.holds(stages, replace(settings, concurrency=count * dp), kv)
 
-    return _most_of_each(holds, top) if is_array(holds(1)) or is_array(top) else _most(holds, top)
+    if not (is_array(holds(1)) or is_array(top)):
+        return _most(holds, top)
+    found = _most_of_each(holds, top)
+    alone = engine.requests_at(stages, settings, kv, settings.request_tokens)
+    return choose(shared == 0, alone, found) if is_array(shared) else found
+
+
+def running_limit(settings: Settings) -> int | None:
+    """The engine's own limit of running requests of a replica; None: it has none beside the cache."""
+    limit: int | None = settings.max_num_seqs or settings.extra.get("max_running_requests")
+    return limit
 
 
 def _most(holds: Any, top: int) -> int:

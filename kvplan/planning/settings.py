@@ -208,7 +208,7 @@ def cut(settings: Settings) -> Settings:
     free = [name for name in _LENGTHS if name in defaults]
     if not free or (not is_array(length) and length == FIT):
         return settings
-    usual = {name: Settings.__dataclass_fields__[name].default for name in free}
+    usual: dict[str, Any] = {name: Settings.__dataclass_fields__[name].default for name in free}
     prompt, output = (usual.get(name, getattr(settings, name)) for name in _LENGTHS)
     over: Any = prompt + output > length
     if not (over.any() if is_array(over) else over):

@@ -101,6 +101,17 @@ def side_by_side(model: ModelSpec, gpu: GpuSpec | None, names: list[str], given:
     return SideBySide(SCHEMA, tuple(plans), tuple(refused), left_out, tuple(_between(engines)))
 
 
+def nothing_planned(result: SideBySide) -> InputError:
+    """The one error of a comparison in which no engine could answer."""
+    first = result.refused[0]
+    if len({refused.message for refused in result.refused}) == 1:
+        return InputError(first.message, hint=first.hint)
+    return InputError(
+        f"none of {len(result.refused)} engines can plan this; {first.engine}: {first.message}",
+        hint=first.hint or f"--engine {first.engine} says more",
+    )
+
+
 def _between(engines: list[Engine]) -> list[Between]:
     """What changed between neighbouring versions of each engine that is there more than once."""
     found = []

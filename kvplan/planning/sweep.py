@@ -5,8 +5,7 @@ workload (`kvplan.engines.base.ARRAY_SETTINGS`) become NumPy arrays, one dimensi
 them; a figure that depends on one of them alone is computed once for each of its values. The grid is worked
 through in blocks, so memory does not grow with it. What a plan refuses is a cell with a reason, not the end.
 
-Cells come in the order of the structural axes as given, the length, then the other sizes as given; the last
-one runs fastest.
+Cells come in the order of the structural axes as given, the length, then the other sizes as given.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from kvplan.errors import InputError, UnsupportedError
 from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import resources
 from kvplan.planning.planner import fit_length, read_calibration
-from kvplan.planning.settings import COMMON, FIT, flag_name, resolve
+from kvplan.planning.settings import COMMON, FIT, cut, flag_name, resolve
 from kvplan.planning.sweep_axes import ATTENTION, VARIANTS, Axis, size_of
 from kvplan.planning.sweep_figures import FIGURES, NOTHING, Case, Column, Prepared, prepare
+from kvplan.planning.sweep_traffic import case_of, is_served
 
 if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
@@ -63,6 +63,8 @@ class Block(NamedTuple):
     figures: dict[str, Column]
     refused: Column
     """Reasons; missing where there is a plan."""
+    limited: Any = False
+    """Where `capacity.requests` is asked for: whether the engine's own limit of running requests sets it."""
 
     @property
     def size(self) -> int:
@@ -133,7 +135,10 @@ class Sweep:
 
     def _sizes(self, setup: _Setup, sizes: Sequence[Axis], cells: int) -> Iterator[Block]:
         """All sizes and workloads of one deployment."""
-        arrays = [a for a in sizes if a.setting in setup.engine.array_settings and not {None, FIT} & set(_ends(a))]
+        known = setup.engine.array_settings
+        if is_served((*setup.fixed, *(a.setting for a in sizes))):
+            known = frozenset()  # queues are solved one by one
+        arrays = [a for a in sizes if a.setting in known and not {None, FIT} & set(_ends(a))]
         loops = [a for a in sizes if a not in arrays]
         for values in product(*(a.values for a in loops)):
             chosen = dict(zip((a.setting for a in loops), values, strict=True))
@@ -152,11 +157,14 @@ class Sweep:
             shown = setup.shown | chosen
             try:
                 prepared, settings = _prepare(setup, chosen)
+                served = is_served(setup.fixed)
+                case = (
+                    case_of(prepared, settings, setup.fixed | chosen) if served else Case(prepared, settings, settings)
+                )
             except _Refusal as error:
                 yield Block((), shown, dict.fromkeys(self.figures, NOTHING), Column(str(error)))
                 continue
-            case = Case(prepared, settings, settings)
-            yield Block((), shown, {name: FIGURES[name].read(case) for name in self.figures}, NOTHING)
+            yield Block((), shown, {n: FIGURES[n].read(case) for n in self.figures}, NOTHING, self._limited(case))
 
     def _together(self, setup: _Setup, axes: Sequence[Axis], cells: int) -> Iterator[Block]:
         """Blocks of cells as arrays, over lengths that share everything else."""
@@ -175,7 +183,7 @@ class Sweep:
         self, setup: _Setup, prepared: Prepared, settings: Settings, shape: tuple[int, ...], arrays: dict[str, Any]
     ) -> Block:
         with_prefix = {_SHARED: setup.fixed[_SHARED], **arrays} if _SHARED in setup.fixed else arrays
-        whole = replace(settings, **with_prefix)
+        whole = cut(replace(settings, **with_prefix))
         case = Case(prepared, whole, replace(whole, max_model_len=settings.max_model_len))
         figures = {name: FIGURES[name].read(case) for name in self.figures}
         refused = NOTHING
@@ -184,7 +192,10 @@ class Sweep:
             figures = {name: Column(c.values, c.missing | too_long) for name, c in figures.items()}
             why = f"{flag_name(_SHARED)}: the shared prefix is longer than the prompt"
             refused = Column(why, ~too_long if too_long is not True else False)
-        return Block(shape, setup.shown | arrays, figures, refused)
+        return Block(shape, setup.shown | arrays, figures, refused, self._limited(case))
+
+    def _limited(self, case: Case) -> Any:
+        return case.limited if "capacity.requests" in self.figures else False
 
     def _refused(self, shown: dict[str, Any], axes: Sequence[Axis], cells: int, why: str) -> Iterator[Block]:
         """Cells that one reason covers; ``{length}`` in it stands for the cell's length."""
@@ -238,6 +249,7 @@ def _prepare(setup: _Setup, values: Mapping[str, Any]) -> tuple[Prepared, Settin
     (model, gpu, _, _), engine = setup.base, setup.engine
     given = setup.fixed | dict(values)
     path = given.pop("calibration", None)
+    given.pop("price", None)
     calibration = read_calibration(path, gpu) if path is not None else None
     settings, _ = resolve(model, gpu, engine, given)
     model = served_model(model, engine, settings)
@@ -288,7 +300,9 @@ def _key(found: tuple[Prepared, Settings] | str) -> Any:
     prepared, settings = found
     falls, _ = resources(*prepared[:3], settings, prepared.stages, prepared.weights)
     terms = [[(t.bytes, t.low_bytes, t.high_bytes) for t in fall.terms] for fall in falls or ()]
-    return replace(settings, max_model_len=0), terms, prepared.engine.length_key(prepared.stages, settings)
+    cut_anew: dict[str, Any] = {n: 0 for n in ("prompt_tokens", "output_tokens") if n in settings.defaults}
+    alike = replace(settings, max_model_len=0, **cut_anew)
+    return alike, terms, prepared.engine.length_key(prepared.stages, settings)
 
 
 def _runs(values: Sequence[int], key: Callable[[int], Any]) -> Iterator[tuple[int, int]]:

@@ -26,8 +26,9 @@ DEFAULT = "default"
 """The value that leaves a flag out."""
 MAX_VALUES = 10_000_000
 MAX_POINTS = 100_000_000
+_AMOUNTS = ("per_second", "seconds", "number")
 _NO_RANGE = ("text", "true", "false")
-_FIXED = frozenset({"assume", "hub", "calibration", "from_log"})
+_FIXED = frozenset({"assume", "hub", "calibration", "from_log", "price"})
 """Flags that say how something is read, not what is deployed."""
 
 
@@ -158,6 +159,8 @@ def _range(text: str, option: Option, where: str) -> Sequence[Any]:
         raise InputError(f"a range cannot start at {low}", where=where, hint=f"1..{last}")
     if low > high:
         raise InputError(f"{printable(text, 60)!r} runs backwards", where=where, hint=f"{last}..{first}")
+    if option.kind in _AMOUNTS:
+        return _amounts(low, high, factor_text if star else step_text, star, where)
     if option.kind == "share":
         return _shares(first, last, step_text, star, where)
     if star:
@@ -190,6 +193,21 @@ def _shares(first: str, last: str, step_text: str, star: str, where: str) -> lis
     low, high = Fraction(first.strip()), Fraction(last.strip())
     count = _counted(range(int((high - low) / step) + 1), where)
     return [float(low + i * step) for i in count]
+
+
+def _amounts(low: float, high: float, text: str, star: str, where: str) -> list[float]:
+    """Amounts that need not be whole: by steps of the first's unit a second or an item, or by factors."""
+    step = _fraction(text)
+    if step is None or step <= (1 if star else 0):
+        raise InputError("a range of amounts needs its step", where=where, hint="0.5..4:0.5, or 1..64*2")
+    if star and low <= 0:
+        raise InputError("a geometric range cannot start at 0", where=where, hint=f"1..{high:g}*{text}")
+    found, at, end = [], Fraction(str(low)), Fraction(str(high))
+    while at <= end:
+        found.append(float(at))
+        at = at * step if star else at + step
+        _counted(range(len(found)), where)
+    return found
 
 
 def _fraction(text: str) -> Fraction | None:

@@ -17,18 +17,21 @@ from kvplan.planning.evaluate import build_stages, obstacles, resources
 from kvplan.planning.kv import kv_figures
 from kvplan.planning.planner import rank_kv_bytes, unsharded_weights
 from kvplan.planning.weights import weight_format
-from kvplan.spec.arrays import MISSING, choose, is_array, largest, least
+from kvplan.spec.arrays import MISSING, choose, is_array, largest, least, smaller
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Pool, Settings, Stage
     from kvplan.planning.calibration import Calibration
+    from kvplan.planning.cost import CostFigures
     from kvplan.planning.evaluate import Waterfall
     from kvplan.planning.plan import KvFigures
     from kvplan.planning.weights import RoleWeights, WeightFormat
+    from kvplan.planning.workload import ServingFigures
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-BINDINGS = ("", "kv", "weights", "activations")
+BINDINGS: tuple[str | None, ...] = ("", "kv", "weights", "activations", None)
+"""What may bind; the last: a limit that is no memory."""
 
 
 class Column(NamedTuple):
@@ -86,6 +89,10 @@ class Case:
         one: the same settings with `max_model_len` as a number, for what does not depend on it here.
     """
 
+    serving: ServingFigures | None = None
+    """Under traffic or targets; `kvplan.planning.sweep_traffic` sets it, and `cost`."""
+    cost: CostFigures | None = None
+
     def __init__(self, prepared: Prepared, settings: Settings, one: Settings) -> None:
         self.prepared = prepared
         self.settings = settings
@@ -105,6 +112,19 @@ class Case:
         return self.prepared.engine.pool(self.prepared.stages, self.settings, self.kv_bytes)
 
     @cached_property
+    def held(self) -> Any:
+        """Requests of prompt + output that the cache of one replica holds, a common prefix once; None: no cache."""
+        if self.pool is None or self.kv_bytes is None:
+            return None
+        return prefix.requests(self.prepared.engine, self.prepared.stages, self.settings, self.kv_bytes)
+
+    @property
+    def limited(self) -> Any:
+        """Where the cache holds more requests than the engine's own limit lets run."""
+        limit = prefix.running_limit(self.settings)
+        return False if limit is None or self.held is None else self.held > limit
+
+    @cached_property
     def kv(self) -> KvFigures:
         """What the cache costs."""
         model, _, engine, _, stages = self.prepared[:5]
@@ -112,7 +132,7 @@ class Case:
 
     @cached_property
     def binding(self) -> Any:
-        """Index into `BINDINGS` of the first obstacle that stands; 0: it fits. None: nothing says."""
+        """Index into `BINDINGS` of the first obstacle that stands; 0: it fits. None: there is no memory to judge."""
         if self.kv_bytes is None:
             return None
         prepared, found = self.prepared, 0
@@ -153,11 +173,11 @@ def _pool(name: str, per_replica: bool = True) -> Figure:
 
 
 def _requests(case: Case) -> Column:
-    """Requests of prompt + output that one replica runs at once, a common prefix held once."""
-    if case.pool is None or case.kv_bytes is None:
+    """Requests of prompt + output that one replica runs at once, a common prefix held once, within its own limit."""
+    if case.held is None:
         return NOTHING
-    found = prefix.requests(case.prepared.engine, case.prepared.stages, case.settings, case.kv_bytes)
-    return Column(found, case.empty)
+    limit = prefix.running_limit(case.settings)
+    return Column(case.held if limit is None else smaller(case.held, limit), case.empty)
 
 
 def _thousand(case: Case) -> Column:
@@ -212,16 +232,25 @@ def _binding(case: Case) -> Column:
     if case.binding is None:
         return NOTHING
     if not is_array(case.binding):
-        return Column(BINDINGS[case.binding], case.binding == 0)
+        return Column(BINDINGS[case.binding], not BINDINGS[case.binding])
     import numpy
 
-    return Column(numpy.asarray(BINDINGS)[case.binding], case.binding == 0)
+    names = numpy.asarray([name or "" for name in BINDINGS])[case.binding]
+    return Column(names, names == "")
 
 
 def _speed(kind: str, name: str) -> Figure:
     def read(case: Case) -> Column:
         found = getattr(case.speed, kind, None)
         return NOTHING if found is None else Column(getattr(found, name))
+
+    return read
+
+
+def _served(kind: str, name: str) -> Figure:
+    def read(case: Case) -> Column:
+        value = getattr(getattr(case, kind), name, None)
+        return NOTHING if value is None else Column(value)
 
     return read
 
@@ -255,7 +284,9 @@ FIGURES: dict[str, FigureKind] = {
     "capacity.max_concurrency": FigureKind(_pool("max_concurrency"), "float", "requests of max_model_len, per replica"),
     "capacity.max_single_request_tokens": FigureKind(_pool("max_single_request_tokens"), "int", "the longest request"),
     "capacity.requests": FigureKind(
-        _requests, "int", "requests of prompt + output at once, a common prefix held once, per replica"
+        _requests,
+        "int",
+        "requests of prompt + output at once, by cache and max_num_seqs, a common prefix held once, per replica",
     ),
     "capacity.total_kv_tokens": FigureKind(_pool("kv_tokens", False), "int", "of all replicas"),
     "capacity.total_max_concurrency": FigureKind(_pool("max_concurrency", False), "float", "of all replicas"),
@@ -265,6 +296,20 @@ FIGURES: dict[str, FigureKind] = {
     "decode.tokens_per_second_per_gpu": FigureKind(_speed("decode", "tokens_per_second_per_gpu"), "float", ""),
     "prefill.seconds": FigureKind(_speed("prefill", "seconds"), "float", "of one prompt alone: time to first token"),
     "prefill.tokens_per_second": FigureKind(_speed("prefill", "tokens_per_second"), "float", ""),
+    "serving.ttft_seconds": FigureKind(_served("serving", "ttft_seconds"), "float", "mean, waits included"),
+    "serving.tpot_seconds": FigureKind(_served("serving", "tpot_seconds"), "float", "mean, prompts of others included"),
+    "serving.requests_per_second": FigureKind(_served("serving", "requests_per_second"), "float", "completed"),
+    "serving.in_flight": FigureKind(_served("serving", "in_flight"), "float", "requests that run, of the deployment"),
+    "serving.max_request_rate": FigureKind(
+        _served("serving", "max_request_rate"), "float", "requests a second within the targets"
+    ),
+    "serving.replicas_needed": FigureKind(
+        _served("serving", "replicas_needed"), "int", "deployments like this one that carry the rate"
+    ),
+    "serving.targets_hold": FigureKind(_served("serving", "targets_hold"), "bool", "all of them"),
+    "cost.usd_per_hour": FigureKind(_served("cost", "usd_per_hour"), "float", "of all GPUs"),
+    "cost.per_million_input_tokens": FigureKind(_served("cost", "per_million_input_tokens"), "float", "US dollars"),
+    "cost.per_million_output_tokens": FigureKind(_served("cost", "per_million_output_tokens"), "float", "US dollars"),
     "verdict.fits": FigureKind(_fits, "bool", "weights, one longest request and the workload"),
     "verdict.binding": FigureKind(_binding, "text", "what does not"),
 }
@@ -278,6 +323,11 @@ USUAL = (
 """Figures that are given where none is asked for."""
 SPEED = ("decode.tokens_per_second", "decode.seconds_per_step", "prefill.seconds")
 """And these, where there is a GPU."""
+SERVED = (
+    "serving.ttft_seconds", "serving.tpot_seconds", "serving.max_request_rate", "serving.targets_hold",
+    "cost.usd_per_hour", "cost.per_million_output_tokens",
+)  # fmt: skip
+"""And these under traffic, targets or a price: what is worked out a cell at a time."""
 
 
 def figure_names(asked: list[str]) -> list[str]:

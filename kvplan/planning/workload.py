@@ -6,6 +6,7 @@ model is that of `kvplan.planning.speed.batching`; data-parallel replicas get eq
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,8 +113,13 @@ class Traffic:
         self.asked = name
         self._known: tuple[tuple[Profile, float, int], Steady] | None = None
         """The last state at a rate, which does not depend on the concurrency that it makes."""
-        longest = self.concurrency / self.rate if self.rate and self.concurrency else None  # Little's law
-        self.limits = Limits(self.ttft, self.tpot, longest)
+
+    def limits(self, settings: Settings) -> Limits:
+        """What one replica may not exceed: the targets, and its part of the requests under way beside a rate."""
+        beside = self.concurrency is not None and self.rate is not None
+        return Limits(
+            self.ttft, self.tpot, flying=(self.concurrency or 0) / settings.data_parallel_size if beside else None
+        )
 
     def running(self, outcome: Outcome) -> Outcome:
         """The outcome with as many running requests as the rate makes, where only the rate was given."""
@@ -134,6 +140,12 @@ class Traffic:
             source = f"as many as run at once: {self.rate:g} requests/s are more than are carried"
         settings = replace(settings, concurrency=count, defaults={**settings.defaults, "concurrency": source})
         return evaluate(self.model, self.gpu, self.engine, settings)
+
+    def at_most(self, concurrency: int) -> Traffic:
+        """The same traffic with another limit of requests under way."""
+        other = copy(self)
+        other.concurrency = concurrency
+        return other
 
     def setup(self, outcome: Outcome) -> Setup | None:
         """What the formulas of speed take; None where there is no pool, or only a price was asked for.
@@ -187,8 +199,9 @@ class Traffic:
         made = profile(found, lengths)
         state, rate = self._state(made, settings, slots)
         free = most = load.carried(made, slots).requests_per_second * dp
-        if any(limit is not None for limit in self.limits):
-            most = load.carried(made, slots, self.limits).requests_per_second * dp
+        limits = self.limits(settings)
+        if any(limit is not None for limit in limits):
+            most = load.carried(made, slots, limits).requests_per_second * dp
         served = free if rate is None else rate
         share = float(prefill_share(made, state))
         cost = cost_figures(
@@ -268,7 +281,9 @@ class Traffic:
 
 def slots_of(engine: Engine, stages: Any, settings: Settings, kv: tuple[Any, ...]) -> int:
     """Requests of the workload that one replica runs at once, a common prefix held once, and by max_num_seqs."""
-    most = settings.max_num_seqs or 1 << 20
+    from kvplan.planning.prefix import MOST, running_limit
+
+    most = running_limit(settings) or MOST
     if not settings.shared_prefix_tokens:
         return min(most, int(engine.requests_at(stages, settings, kv, settings.request_tokens)))
     low, high, dp = 0, most + 1, settings.data_parallel_size

@@ -69,6 +69,7 @@ def target_hints(traffic: Traffic, outcome: Outcome, serving: ServingFigures) ->
     """Single changes with which the targets hold."""
     attempts = _Attempts(traffic, outcome)
     yield from _less_traffic(traffic, outcome, serving, attempts)
+    yield from _more_under_way(traffic, outcome, serving)
     yield from _more_replicas(traffic, outcome, serving, attempts)
     yield from _wider(traffic, outcome, attempts)
     yield from _smaller(traffic, outcome, attempts)
@@ -83,6 +84,16 @@ def _less_traffic(traffic: Traffic, outcome: Outcome, serving: ServingFigures, a
     most = _most_running(outcome.settings.concurrency, attempts)
     if most:
         yield Hint("--concurrency", str(most), "the most running requests with which the targets hold")
+
+
+def _more_under_way(traffic: Traffic, outcome: Outcome, serving: ServingFigures) -> Iterator[Hint]:
+    """A higher limit on the requests under way, where that alone is missed."""
+    target = next((t for t in serving.targets if t.name == "concurrency" and not t.holds), None)
+    if target is None or target.predicted is None:
+        return
+    count = ceil(target.predicted)
+    if _Attempts(traffic.at_most(count), outcome).holds(concurrency=count):
+        yield Hint("--concurrency", str(count), "requests under way at this rate (Little's law)")
 
 
 def _most_running(asked: int, attempts: _Attempts) -> int:

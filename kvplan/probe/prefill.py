@@ -99,8 +99,8 @@ def _time_layers(session: Session, layers: list[stack.Layer], shape: HeadShape, 
     def attend(y: torch.Tensor) -> torch.Tensor:
         y = stack.take(y, q_width + 2 * kv_width)
         q, k, v = y.split((q_width, kv_width, kv_width), 1)
-        heads = [part.unflatten(1, (-1, shape.head_dim)).transpose(0, 1)[None] for part in (q, k, v)]
-        found = F.scaled_dot_product_attention(*heads, is_causal=True, scale=shape.scale, enable_gqa=shape.group > 1)
+        q, k, v = (part.unflatten(1, (-1, shape.head_dim)).transpose(0, 1)[None] for part in (q, k, v))
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=shape.scale, enable_gqa=shape.group > 1)
         return found[0].transpose(0, 1).flatten(1)
 
     def work() -> Any:

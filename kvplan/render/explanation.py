@@ -90,6 +90,10 @@ def _totals(plain: Plain) -> KeyValues:
     return KeyValues(rows, title="Together")
 
 
+def _width(growth: str) -> str:
+    return "with n tokens of width d" + (", windows of w" if " w " in growth else "")
+
+
 def _no_cache(saved: Plain) -> Grid:
     """The generation with the cache and without, side by side."""
     cached, anew = saved["with_cache"], saved["without"]
@@ -100,7 +104,7 @@ def _no_cache(saved: Plain) -> Grid:
             ("bytes read or written", "bytes_read"),
         )
     ]  # fmt: skip
-    rows.append((saved["growth_with"], "with n tokens of width d", saved["growth_without"].partition(": ")[2], ""))
+    rows.append((saved["growth_with"], _width(saved["growth_without"]), saved["growth_without"].partition(": ")[2], ""))
     columns = [
         Column(f"{saved['output_tokens']:,} steps after a prompt of {saved['prompt_tokens']:,}"),
         Column("with the cache", right=True),

@@ -192,7 +192,10 @@ def _memory(plan: Plain) -> list[Part]:
 
 
 def _cache_row(row: Plain) -> tuple[str, str, str, str, str, str]:
-    """What the terms leave of the budget, and how far their bounds move it."""
+    """What the terms leave of the budget, and how far their bounds move it; or what the settings lay out."""
+    size = gib(row["kv_bytes"])[:-4]
+    if row["kv_bytes"] != max(0, row["budget_bytes"] - sum(t["bytes"] for t in row["terms"])):
+        return ("KV cache", size, size, size, "exact", "laid out by the settings")
     low = row["budget_bytes"] - sum(t["high_bytes"] for t in row["terms"])
     high = row["budget_bytes"] - sum(t["low_bytes"] for t in row["terms"])
     cells = [gib(max(0, size))[:-4] for size in (row["kv_bytes"], low, high)]
@@ -205,8 +208,8 @@ def _given_row(row: Plain, inputs: Plain) -> tuple[str, str, str, str, str, str]
     basis, _, where = source.partition(": ")
     if basis not in ("measured", "modelled"):
         basis, where = "exact", source
-    bound = "-" if basis == "modelled" else size  # a measured figure that was moved: how far off is not known
-    return ("KV cache", size, bound, bound, basis, where)
+    low, high = (gib(max(0, b))[:-4] for b in inputs.get("kv_cache_memory_bounds") or (row["kv_bytes"],) * 2)
+    return ("KV cache", size, low, high, basis, where)
 
 
 def _stages(plan: Plain) -> Grid:
@@ -245,10 +248,15 @@ def _capacity(plan: Plain) -> list[Part]:
     rows.append(
         ("requests at the limit", f"{capacity['max_concurrency']:,.2f}", f"of {inputs['max_model_len']:,} tokens")
     )
+    limit, asked = inputs.get("max_num_seqs"), inputs["prompt_tokens"] + inputs["output_tokens"]
+    held = next((a["requests"] for a in capacity["at"] if a["tokens"] == asked), 0)
+    if limit and limit < held:
+        text = f"max_num_seqs; the cache would hold {held:,} of {asked:,} tokens"
+        rows.append(("requests at once", f"{limit:,}", text))
     rows.append(("longest request", f"{capacity['max_single_request_tokens']:,}", "tokens, alone in the pool"))
     if capacity["min_gpu_memory_utilization"] is not None:
         rows.append(("smallest utilization", f"{capacity['min_gpu_memory_utilization']:g}", "with which it starts"))
-    columns = [Column("tokens a request", right=True), Column("requests at once", right=True)]
+    columns = [Column("tokens a request", right=True), Column("requests held", right=True)]
     if dp > 1:
         columns.append(Column(f"over {dp} replicas", right=True))
     at = [

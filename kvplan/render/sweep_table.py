@@ -7,6 +7,7 @@ from typing import Any
 
 from kvplan.render.grid import Column, Document, Grid, Title
 from kvplan.render.heatmap import HeatMap
+from kvplan.render.serving import dollars
 from kvplan.render.speed import duration
 from kvplan.units import human_bytes
 
@@ -26,8 +27,10 @@ def shown(name: str, value: Any) -> str:
         return human_bytes(value)
     if last.endswith("bandwidth"):
         return f"{human_bytes(value)}/s"
-    if last.startswith("seconds"):
+    if last.startswith("seconds") or last in ("ttft_seconds", "tpot_seconds", "ttft", "tpot"):
         return duration(value)
+    if name.startswith("cost."):
+        return dollars(value)
     if isinstance(value, float):
         if last.endswith(("utilization", "fraction")):
             return f"{value:g}"
@@ -39,7 +42,7 @@ def heading(name: str) -> str:
     """``capacity.max_concurrency`` -> ``max concurrency``; the group stays where the rest says too little."""
     group, _, last = name.rpartition(".")
     words = last.replace("_", " ")
-    return f"{group} {words}" if group in ("decode", "prefill", "kv.shared_prefix") else words
+    return f"{group} {words}" if group in ("decode", "prefill", "kv.shared_prefix", "cost") else words
 
 
 ESSENTIAL = ("capacity.max_concurrency", "capacity.requests", "verdict.fits", "kv.bytes_per_sequence")

@@ -97,8 +97,8 @@ class StepTimer:
         self.works, self.rates, self.layout = setup.works, setup.rates, setup.layout
         assert self.rates.matmul_flops is not None  # `kvplan.simulate.policy.prepare` looked
         assert self.rates.attention_flops is not None
-        self.flops, self.scores = self.rates.matmul_flops, self.rates.attention_flops
-        self.plateau = self.flops * self.rates.prefill_share
+        self.flops, self.scores = self.rates.decode_flops, self.rates.attention_flops
+        self.plateau = self.rates.matmul_flops * self.rates.prefill_share
         self.lines = [Line(self._per_sequence(work), max(2, longest)) for work in self.works]
         self.straight = all(len(line.at) == 2 for line in self.lines)
         self.latency = [kernel_seconds(work, self.rates) for work in self.works]

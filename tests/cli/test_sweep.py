@@ -277,3 +277,14 @@ def test_compare_and_structural_sweeps_load_no_numpy(run: Run, spawn: Run) -> No
     _, modules = loaded(spawn, *SWEEP, "--vary", "concurrency=1,2", "--json")
     assert "numpy" in modules
     assert "pydantic" not in modules
+
+
+def test_figures_of_traffic_need_traffic(run: Run) -> None:
+    sweep = ("sweep", "llama-3.1-8b", "--gpu", "h100-sxm", "--max-model-len", "8K", "--vary", "tp=1,2")
+    said, hint = one_line_error(run(*sweep, "--figure", "serving"))
+    assert "about traffic" in said
+    assert "--request-rate" in hint
+    rows = list(csv.DictReader(io.StringIO(run(*sweep, "--request-rate", "30", "--format", "csv").out)))
+    assert [row["serving.targets_hold"] for row in rows] == ["false", "true"]
+    compared = json.loads(run("compare", *sweep[1:], "--tpot", "30ms", "--json").out)
+    assert all(row["serving.targets_hold"] for row in compared["rows"])

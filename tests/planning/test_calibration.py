@@ -126,3 +126,47 @@ def test_the_documented_file_is_one(tmp_path: Path) -> None:
     assert (found.read_bandwidth, found.attention["16"].seconds) == (4.6e12, 7.1e-6)
     fields = set(json.loads(shown)) | {"linear", "layer_seconds"}
     assert all(f"| `{name}` |" in page for name in fields)
+
+
+def test_a_file_without_an_id_is_of_the_gpu_that_its_driver_names(tmp_path: Path) -> None:
+    path = written(tmp_path, calibration(device={"name": "NVIDIA H200", "driver": "580.159"}))
+    assert planned(path).inputs["calibration"].startswith("calibration of NVIDIA H200")
+    with pytest.raises(KvplanError, match="measured on h200-sxm, not on h100-sxm"):
+        planned(path, gpu="h100-sxm")
+    unclear = written(tmp_path, calibration(device={"name": "NVIDIA A100", "driver": "580.159"}))
+    with pytest.raises(KvplanError, match="does not say which GPU"):
+        planned(unclear, gpu="a100-sxm4-80gb")
+    unknown = written(tmp_path, calibration(device={"name": "Prototype 7", "driver": "1"}))
+    assert planned(unknown, gpu="h100-sxm").decode is not None
+
+
+def test_two_bandwidths_are_refused(tmp_path: Path) -> None:
+    from kvplan.deployment import find_deployment
+
+    path = written(tmp_path, calibration())
+    with pytest.raises(KvplanError) as caught:
+        find_deployment("llama-3.1-8b", {"gpu": "h200-sxm", "gpu_bandwidth": 10**12, "calibration": path})
+    assert caught.value.where == "--gpu-bandwidth"
+
+
+def test_fit_judges_the_measured_gpu_by_its_figures_and_the_others_by_stated_ones(tmp_path: Path) -> None:
+    from kvplan import load_model
+    from kvplan.planning.fit.ask import Ask
+    from kvplan.planning.fit.search import fit
+    from kvplan.planning.speed.profile import Lengths
+    from kvplan.planning.workload_lengths import read_lengths
+
+    slow = calibration(linear={"16": line(1.0e12, 20e-6)}, device={"name": "NVIDIA H200", "driver": "1"})
+    path = written(tmp_path, slow)
+
+    def times(**settings: Any) -> dict[str, float | None]:
+        sizes = [read_lengths(text, "--prompt-tokens") for text in ("1024", "256")]
+        ask = Ask(
+            Lengths(1024, 256), *sizes, 1280, concurrency=1, gpus=("h200-sxm", "h100-sxm"), settings=settings,
+            weights=("auto",), max_gpus=1,
+        )  # fmt: skip
+        return {row.gpu: row.tpot_seconds for row in fit(load_model("llama-3.1-8b"), ask).rows}
+
+    stated, measured = times(), times(calibration=path)
+    assert measured["h100-sxm"] == stated["h100-sxm"]
+    assert measured["h200-sxm"] == planned(path, engine="vllm", max_model_len=1280).decode.seconds_per_step  # type: ignore[union-attr]

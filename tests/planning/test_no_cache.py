@@ -53,3 +53,17 @@ def test_it_is_shown_only_when_asked_for() -> None:
     spec = load_model("llama-3.1-8b")
     assert explain(spec, {"max_model_len": 8192}).to_dict()["no_cache"] is None
     assert explain(spec, {"max_model_len": 8192}, saved=True).to_dict()["no_cache"]["prompt_tokens"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "cached", "anew"),
+    [
+        ("llama-3.1-8b", "O(d^2 + n d)", "O(n d^2 + n^2 d)"), ("rwkv-7-g1-7.2b", "O(d^2)", "O(n d^2)"),
+        ("gemma-3-27b", "O(d^2 + n d + w d)", "O(n d^2 + n^2 d + n w d)"),
+    ],
+)  # fmt: skip
+def test_a_step_grows_as_the_kinds_of_layers_do(name: str, cached: str, anew: str) -> None:
+    saved = explain(load_model(name), {"max_model_len": 8192}, saved=True).no_cache
+    assert saved is not None
+    assert saved.growth_with == f"a step: {cached}"
+    assert saved.growth_without == f"a step: {anew}"

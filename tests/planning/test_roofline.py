@@ -319,3 +319,24 @@ def test_bounds_hold_the_point_between_them() -> None:
     assert decoded.low < decoded.tokens_per_second < decoded.high
     assert prompt.low_seconds < prompt.seconds < prompt.high_seconds
     assert decoded.tokens_per_second == pytest.approx(8 / decoded.seconds_per_step)
+
+
+def test_kernels_that_are_slower_than_the_memory_are_no_bound_by_memory() -> None:
+    """llama.cpp's multiprocessors unpack slower than an H100 reads: more bandwidth brings little, and it says so."""
+    from dataclasses import replace
+
+    from kvplan import load_gpu, plan
+
+    card = load_gpu("h100-sxm")
+    fast = replace(card, bandwidth_bytes_per_second=2 * (card.bandwidth_bytes_per_second or 0))
+    for engine, bound in (("llama.cpp", "compute"), ("vllm", "memory")):
+        one, two = (plan("llama-3.1-8b", gpu=g, engine=engine, max_model_len=8192).decode for g in (card, fast))
+        assert one is not None
+        assert two is not None
+        assert one.bound == bound
+        assert (one.seconds_per_step < 1.2 * two.seconds_per_step) is (bound == "compute")
+    many = plan("llama-3.1-8b", gpu=card, engine="llama.cpp", max_model_len=512, prompt_tokens=64, output_tokens=2)
+    assert many.decode is not None
+    assert many.prefill is not None
+    assert many.decode.ceiling_tokens_per_second is not None
+    assert many.decode.ceiling_tokens_per_second < 1.2 * card.sm_count * 0.8e12 / (2 * many.model.parameters)  # type: ignore[operator]

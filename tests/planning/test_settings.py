@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvplan import plan
@@ -147,3 +149,42 @@ def test_advice_works_when_followed(gpus: int) -> None:
         assert again.verdict.fits or "it starts" in hint.effect
         assert again.capacity is not None
         assert again.capacity.max_concurrency >= 1
+
+
+def test_a_request_over_the_limit_does_not_fit_and_says_what_would() -> None:
+    given: dict[str, Any] = {"gpu": "h100-sxm", "max_model_len": 1000, "prompt_tokens": 1024}
+    verdict = plan("llama-3.1-8b", **given).verdict
+    assert verdict.fits is False
+    assert verdict.binding is None
+    assert "1,280 tokens" in verdict.reason
+    hints = {hint.flag: int(hint.value) for hint in verdict.hints}
+    assert hints == {"--max-model-len": 1280, "--prompt-tokens": 744}
+    for flag, value in hints.items():
+        assert plan("llama-3.1-8b", **given | {flag[2:].replace("-", "_"): value}).verdict.fits
+
+
+@pytest.mark.parametrize(
+    ("given", "prompt", "output", "cut"),
+    [
+        ({}, 800, 200, {"prompt_tokens", "output_tokens"}), ({"prompt_tokens": 900}, 900, 100, {"output_tokens"}),
+        ({"output_tokens": 300}, 700, 300, {"prompt_tokens"}), ({"prompt_tokens": 700}, 700, 256, set()),
+        ({"prompt_tokens": 1000}, 1000, 256, set()), ({"prompt_tokens": 1000, "output_tokens": 9}, 1000, 9, set()),
+    ],
+)  # fmt: skip
+def test_a_workload_that_nobody_gave_is_cut_to_the_limit(
+    given: dict[str, Any], prompt: int, output: int, cut: set[str]
+) -> None:
+    found = plan("llama-3.1-8b", gpu="h100-sxm", max_model_len=1000, **given)
+    assert (found.inputs["prompt_tokens"], found.inputs["output_tokens"]) == (prompt, output)
+    assert {k for k, v in found.inputs["defaults"].items() if v.endswith("cut to max_model_len")} == cut
+    assert found.verdict.fits is (prompt + output <= 1000)
+
+
+def test_no_advice_spreads_a_layer_over_hosts() -> None:
+    hints = {hint.flag: hint.value for hint in plan("llama-3.1-405b", gpu="h100-sxm").verdict.hints}
+    assert hints["--tensor-parallel-size"].split()[0] == "8"
+    assert "--pipeline-parallel-size" in hints["--tensor-parallel-size"]
+    slow = plan("llama-3.1-405b", gpu="h200-sxm", tensor_parallel_size=8, tpot=0.002)
+    assert slow.serving is not None
+    assert slow.serving.targets_hold is False
+    assert "--tensor-parallel-size" not in {hint.flag for hint in slow.verdict.hints}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -13,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan import load_gpu, load_model
+from kvplan.cli import output
 from kvplan.cli.flags import PLAN
+from kvplan.cli.sweep import SweepVerb
 from kvplan.engines import get_engine
 from kvplan.engines.base import Engine, Settings
 from kvplan.errors import InputError, KvplanError, UnknownNameError
@@ -128,6 +131,7 @@ def of_plan(base: Base, given_: Mapping[str, Any]) -> dict[str, Any]:
         found["capacity.requests"] = engine.requests_at(outcome.stages, resolved, outcome.kv_bytes, tokens)
         if resolved.shared_prefix_tokens:
             found["capacity.requests"] = most_that_hold(engine, outcome, resolved)
+        found["capacity.requests"] = min(found["capacity.requests"], resolved.max_num_seqs or 1 << 62)
     return found
 
 
@@ -347,3 +351,66 @@ def test_the_page_lists_every_figure() -> None:
     page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text(encoding="utf-8")
     for name, figure in FIGURES.items():
         assert f"| `{name}` | {figure.type} | {figure.text} |" in page
+
+
+def test_requests_at_once_are_those_that_the_engine_runs() -> None:
+    base = Base(model("llama-3.1-8b"), gpu("h100-sxm"), "vllm", {"max_num_seqs": 100})
+    axes = [Axis("prompt_tokens", [500, 8000])]
+    grid = Sweep(lambda _: base, axes, ["capacity.requests", "verdict.fits"])
+    (block,) = grid.blocks()
+    few, many = (cell["capacity.requests"] for cell in block.cells())
+    assert few == 100
+    assert 0 < many < 100
+    assert block.limited.tolist() == [True, False]
+
+
+def test_requests_over_the_limit_do_not_fit_in_any_cell() -> None:
+    base = Base(model("llama-3.1-8b"), gpu("h100-sxm"), "vllm", {})
+    axes = [Axis("max_model_len", [500, 1280, 2000]), Axis("prompt_tokens", [400, 1024, 1900])]
+    for cell in cells(base, axes, ["verdict.fits", "verdict.binding", "kv.bytes_per_request"]):
+        rest = cell["max_model_len"] - cell["prompt_tokens"]
+        output = 256 if rest <= 0 else min(256, rest)
+        assert cell["verdict.fits"] is (rest > 0)
+        assert cell["verdict.binding"] is None
+        assert cell["kv.bytes_per_request"] == (cell["prompt_tokens"] + output) * 131_072
+
+
+def test_an_interrupt_right_after_the_file_is_in_place_stays_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = os.replace
+
+    def interrupted(new: str, target: str) -> None:
+        put(new, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        output.write_file(str(tmp_path / "grid.csv"), "whole\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["grid.csv"]
+
+
+def test_a_cell_under_traffic_is_the_plan_under_traffic() -> None:
+    fixed = {"max_model_len": 8192, "ttft": 0.3, "price": ((None, 2.0),), "output_cv": 1.0}
+    base = Base(model("llama-3.1-8b"), gpu(SMALL), "vllm", fixed)
+    axes = [Axis("request_rate", [2.0, 15.0, 60.0]), Axis("prompt_tokens", [512, 2048])]
+    names = [n for n in FIGURES if n.startswith(("serving", "cost", "decode", "verdict"))]
+    grid = Sweep(lambda chosen: base._replace(settings=fixed | dict(chosen)), axes, names)
+    for cell in (cell for block in grid.blocks() for cell in block.cells()):
+        chosen = {a.setting: cell[a.setting] for a in axes}
+        plain = plan_deployment(base.model, base.gpu, "vllm", fixed | chosen).to_dict()
+        for name in names:
+            group, _, key = name.partition(".")
+            assert cell[name] == plain[group][key], name
+
+
+def test_amounts_are_varied_by_steps_and_factors() -> None:
+    def values(text: str) -> list[Any]:
+        return list(read_axes([text], SweepVerb.flags, {})[0].values)
+
+    assert values("request-rate=0.5..2:0.5") == [0.5, 1.0, 1.5, 2.0]
+    assert values("request-rate=1..8*2") == [1.0, 2.0, 4.0, 8.0]
+    assert values("ttft=300ms,1s") == [0.3, 1.0]
+    for text in ("tpot=0.1..0.3", "request-rate=1..8*1", "request-rate=0.001..1000000:0.0001"):
+        with pytest.raises(InputError):
+            values(text)

@@ -62,11 +62,13 @@ def check(ask: Ask, model: ModelSpec) -> None:
     """
     if ask.lengths.prompt < 1:
         raise InputError("a request without a prompt", where="--prompt-tokens", hint="at least 1 token")
-    limit, tokens = ask.settings.get("max_model_len", model.max_position_embeddings), ask.lengths.request
+    given, tokens = ask.settings.get("max_model_len"), ask.lengths.request
+    limit = given if given is not None else model.max_position_embeddings
     if limit is not None and tokens > limit:
+        whose = f"that {model.id} takes" if given is None else "of --max-model-len"
         raise InputError(
-            f"requests of {tokens:,} tokens (prompt + output) are over the {limit:,} that {model.id} takes",
-            where="--prompt-tokens", hint="shorter requests, or a longer context",
+            f"requests of {tokens:,} tokens (prompt + output) are over the {limit:,} {whose}",
+            where="--prompt-tokens", hint="shorter requests, or a longer --max-model-len",
         )  # fmt: skip
     ttft, tpot, steps = ask.ttft, ask.tpot, ask.lengths.steps
     if ttft is None or tpot is None or ask.limits.request is None:

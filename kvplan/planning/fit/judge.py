@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from kvplan.planning.fit.screen import CARRIES, LIMIT, TARGETS
+from kvplan.planning.fit.screen import CARRIES, COPIES, LIMIT, TARGETS
 from kvplan.planning.fit.stack import some_of
 from kvplan.planning.speed import load
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 _ROUNDS = 3
 """Copies that are added, one at a time, where rounding left a target missed."""
-_MOST_COPIES = 1 << 20
+MOST_COPIES = 1 << 20
+"""Of one layout; a load that takes more is a slip of the hand."""
+FULLEST = 0.95
+"""Of the rate at which waits end, what a copy gets at most where no target for the first token limits them."""
 NAMES = ("ttft", "tpot", "concurrency")
 """The targets on single requests, in the order of `Judged.which`."""
 
@@ -26,9 +29,9 @@ class Judged(NamedTuple):
     """One entry a candidate."""
 
     reached: Any
-    """`TARGETS`, `LIMIT` or `CARRIES`."""
+    """`TARGETS`, `COPIES`, `LIMIT` or `CARRIES`."""
     miss: Any
-    """Where it fails: seconds over the target for a request that is alone, or GPUs over the most."""
+    """Where it fails: seconds over the target for a request that is alone, or GPUs or copies over the most."""
     which: Any
     """Index into `NAMES` of that target."""
     floor: Any
@@ -67,9 +70,10 @@ def judge(ask: Ask, made: Profile, slots: Any, world: Any, dp: Any) -> Judged:
     figures = {name: numpy.full(many, numpy.nan) for name in ("ttft", "tpot", "request", "in_flight")}
     rows = numpy.flatnonzero(miss <= 1)
     if len(rows):
-        count, state, good = _loaded(ask, some_of(made, rows), slots[rows] * 1.0, dp[rows])
+        count, state, good, over = _loaded(ask, some_of(made, rows), slots[rows] * 1.0, dp[rows])
         copies[rows] = count
-        reached[rows] = numpy.where(good, CARRIES, TARGETS)
+        reached[rows] = numpy.where(good, CARRIES, numpy.where(over > 1, COPIES, TARGETS))
+        miss[rows] = numpy.where(over > 1, over, miss[rows])
         figures["ttft"][rows], figures["tpot"][rows] = state.seconds_to_first_token, state.seconds_per_step
         figures["request"][rows], figures["in_flight"][rows] = state.request_seconds(lengths), state.in_flight
     if ask.max_gpus is not None:
@@ -82,18 +86,23 @@ def judge(ask: Ask, made: Profile, slots: Any, world: Any, dp: Any) -> Judged:
     )  # fmt: skip
 
 
-def _loaded(ask: Ask, made: Profile, slots: Any, dp: Any) -> tuple[Any, Steady, Any]:
-    """(copies, the steady state of one replica of one copy, whether the targets hold)."""
+def _loaded(ask: Ask, made: Profile, slots: Any, dp: Any) -> tuple[Any, Steady, Any, Any]:
+    """(copies, the steady state of one replica of one copy, whether the targets hold, copies over the most)."""
     wanted, rate = ask.concurrency or 1, ask.request_rate
     if rate is not None:
         most = load.carried(made, slots, ask.limits).requests_per_second * dp
-        copies = _ceil(rate / numpy.maximum(most, 1e-300))
+        if ask.ttft is None:
+            free = load.carried(made, slots).requests_per_second * dp if any(ask.limits) else most
+            most = numpy.minimum(most, FULLEST * free)
+        needed = rate / numpy.maximum(most, 1e-300)
+        copies = _ceil(needed)
         if ask.concurrency is not None:
             copies = numpy.maximum(copies, _ceil(wanted / (slots * dp)))
     else:
         each = load.loops_carried(made, slots, ask.limits) * dp
-        copies = _ceil(wanted / numpy.maximum(each, 1e-300))
-    possible = copies < _MOST_COPIES
+        most, needed = each, wanted / numpy.maximum(each, 1e-300)
+        copies = _ceil(needed)
+    possible = copies < MOST_COPIES
     copies = numpy.where(possible, copies, 1)
     for _ in range(_ROUNDS):
         if rate is not None:
@@ -108,9 +117,9 @@ def _loaded(ask: Ask, made: Profile, slots: Any, dp: Any) -> tuple[Any, Steady, 
         if good[possible].all():
             break
         copies = numpy.where(good | ~possible, copies, copies + 1)
-    return copies, state, good & possible
+    return copies, state, good & possible, numpy.where(possible | (most <= 0), 0.0, needed / MOST_COPIES)
 
 
 def _ceil(values: Any) -> Any:
-    least = numpy.ceil(numpy.minimum(values, _MOST_COPIES) - 1e-9)
+    least = numpy.ceil(numpy.minimum(values, MOST_COPIES) - 1e-9)
     return numpy.maximum(least, 1).astype(numpy.int64)

@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from kvplan.planning.fit.judge import NAMES, Judged
+from kvplan.planning.fit.judge import MOST_COPIES, NAMES, Judged
 from kvplan.planning.fit.result import Failure, Nearest
-from kvplan.planning.fit.screen import CACHE, CARRIES, LIMIT, NO_FIGURES, REFUSED, TARGETS, WEIGHTS, Case, Failed
+from kvplan.planning.fit.screen import (
+    CACHE,
+    CARRIES,
+    COPIES,
+    LIMIT,
+    NO_FIGURES,
+    REFUSED,
+    TARGETS,
+    WEIGHTS,
+    Case,
+    Failed,
+)
 
 if TYPE_CHECKING:
     from kvplan.planning.fit.ask import Ask
@@ -17,7 +28,7 @@ if TYPE_CHECKING:
 
 _WORDS = {
     WEIGHTS: "the weights do not load", CACHE: "no room for the longest request beside the weights",
-    LIMIT: "more GPUs than --max-gpus",
+    LIMIT: "more GPUs than --max-gpus", COPIES: f"more than {MOST_COPIES:,} copies, the most that are counted",
 }  # fmt: skip
 _TIMES = {"ttft": "time to first token", "tpot": "time per output token", "concurrency": "seconds of a request"}
 
@@ -92,6 +103,8 @@ class Misses:
             text = f"{best.miss:.3g} x the memory of a GPU"
         elif best.reached == LIMIT:
             text = f"{round(best.miss * (self.ask.max_gpus or 0)):,} GPUs"
+        elif best.reached == COPIES:
+            text = f"{best.miss * MOST_COPIES:,.0f} copies"
         else:
             target = {"ttft": self.ask.ttft, "tpot": self.ask.tpot, "concurrency": self.ask.limits.request}[best.why]
             text = f"{_seconds(best.seconds)} for a request that is alone, {_seconds(target or 0.0)} asked"

@@ -30,6 +30,8 @@ def settings_of(each: Candidate, ask: Ask, copies: int) -> dict[str, Any]:
         given["request_rate"] = ask.request_rate / copies
     if ask.concurrency is not None or ask.request_rate is None:
         given["concurrency"] = ceil((ask.concurrency or 1) / copies)
+    if each.gpu.id in each.screen.measured:
+        given["calibration"] = ask.settings["calibration"]
     price = each.price
     given["price"] = ((None, price.usd_per_hour),) if price is not None and price.date is None else ()
     return given

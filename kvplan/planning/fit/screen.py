@@ -30,6 +30,7 @@ from kvplan.planning.workload import slots_of
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings, Stage
+    from kvplan.planning.calibration import Calibration
     from kvplan.planning.fit.ask import Ask
     from kvplan.planning.weights import RoleWeights, WeightFormat
     from kvplan.spec.gpu import GpuSpec
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 _SHARING = frozenset({"vllm", "generic"})
 """Engines that look at no more of a device than `Screen._keys` does, once its settings are chosen."""
-REFUSED, NO_FIGURES, WEIGHTS, CACHE, TARGETS, LIMIT, CARRIES = range(7)
+REFUSED, NO_FIGURES, WEIGHTS, CACHE, TARGETS, COPIES, LIMIT, CARRIES = range(8)
 """How far a GPU comes."""
 
 
@@ -119,7 +120,8 @@ class Screen:
         known = COMMON | self.engine.settings
         self.given = {"max_model_len": ask.longest} | {k: v for k, v in ask.settings.items() if k in known}
         self.given |= {"prompt_tokens": ask.lengths.prompt, "output_tokens": ask.lengths.output}
-        self.rates = RatesOf(self.engine, self.gpus)
+        self.measured = measured_of(ask, self.gpus)
+        self.rates = RatesOf(self.engine, self.gpus, self.measured)
         self.body = "routed_experts" if has_experts(model) else "dense_ffn"
         self._chosen: dict[Any, Settings] = {}
         self._structures: dict[tuple[str, Layout], Structure | str] = {}
@@ -257,7 +259,7 @@ class Screen:
                 count[some] = self._slots(structure, chosen, [have[some] for have in kv])
             lost, kept = numpy.flatnonzero(count < 1), numpy.flatnonzero(count >= 1)
             if len(lost):
-                start = max(int(self.engine.start_bytes(stage, chosen)) for stage in structure.stages)
+                start = max(self._starts_at(structure, chosen))
                 heavy = heaviest[lost] > budgets[lost]
                 miss = numpy.where(heavy, heaviest[lost], needed[lost] + start) / budgets[lost]
                 yield Failed(case, [self.gpus[seen[i]] for i in lost], numpy.where(heavy, WEIGHTS, CACHE), miss, "")
@@ -283,7 +285,7 @@ class Screen:
         """What is left for the cache on each GPU."""
         engine, stages, gpu = self.engine, structure.stages, self.gpus[rows[0]]
         spent: dict[Any, tuple[int, int]] = {}
-        keys = [(stage.weights_bytes, stage.first, stage.last, stage.spec.num_layers) for stage in stages]
+        keys = [_stage_key(stage) for stage in stages]
         for key, stage in zip(keys, stages, strict=True):
             if key not in spent or engine.name not in _SHARING:
                 beside = sum(t.bytes for t in engine.terms(stage, structure.model, settings, gpu))
@@ -298,6 +300,15 @@ class Screen:
         heaviest, most = max(own for own, _ in spent.values()), max(map(sum, spent.values()))
         every = numpy.ones(len(rows))
         return _Memory(kv, heaviest * every, budgets * 1.0, most * every)
+
+    def _starts_at(self, structure: Structure, settings: Settings) -> list[int]:
+        """Bytes of cache with which each stage starts; equal stages are worked out once."""
+        found: dict[Any, int] = {}
+        keys = [_stage_key(stage) for stage in structure.stages]
+        for key, stage in zip(keys, structure.stages, strict=True):
+            if key not in found or self.engine.name not in _SHARING:
+                found[key] = int(self.engine.start_bytes(stage, settings))
+        return [found[key] for key in keys]
 
     def _starts(self, structure: Structure, settings: Settings, kv: tuple[int, ...]) -> bool:
         if self.engine.name in _BY_BYTES:
@@ -319,14 +330,36 @@ class Screen:
         if self._has_states:  # these can limit the sequences of a start
             pool = engine.pool(stages, settings, tuple(kv))
             starts = pool.starts if not pool.refusal else False
-        for stage, have in zip(stages, kv, strict=True):
-            starts = starts & (have >= engine.start_bytes(stage, settings))
+        for least, have in zip(self._starts_at(structure, settings), kv, strict=True):
+            starts = starts & (have >= least)
         count = engine.requests_at(stages, settings, tuple(kv), settings.request_tokens)
         return numpy.where(starts, numpy.minimum(count, settings.max_num_seqs or 1 << 20), 0)
 
 
 _BY_BYTES = frozenset({"mlx", "transformers"})
 """Engines that start wherever one longest request holds: they grow as requests do, and lay out no pool."""
+
+
+def measured_of(ask: Ask, gpus: Sequence[GpuSpec]) -> dict[str, Calibration]:
+    """GPU id -> its measured rates, for the one that the calibration is of.
+
+    Raises:
+        InputError: the file cannot be read, or does not say of which GPU it is.
+    """
+    path = ask.settings.get("calibration")
+    if path is None:
+        return {}
+    from kvplan.planning.calibration import measured_on
+
+    found, name = measured_on(path, [gpu.id for gpu in gpus])
+    return {name: found} if name is not None else {}
+
+
+def _stage_key(stage: Stage) -> tuple[Any, ...]:
+    """What stages of one model must have in common to need the same bytes."""
+    blocks = stage.spec.layer_counts
+    where = stage.first_layer if len(blocks) > 1 else 0  # which layers share a page is a matter of their order
+    return stage.weights_bytes, stage.first, stage.last, stage.spec.num_layers, tuple(blocks), where
 
 
 def _settings_key(settings: Settings) -> str:

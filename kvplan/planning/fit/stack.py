@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -12,6 +12,7 @@ from kvplan.planning.speed.rates import Rates, rates
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings
+    from kvplan.planning.calibration import Calibration
     from kvplan.spec.formats import Format
     from kvplan.spec.gpu import GpuSpec
 
@@ -24,8 +25,8 @@ _OPEN = ("step_seconds", "pp", "spread", "chunk")
 class RatesOf:
     """`Rates` of all GPUs under one engine, one set of arrays for every pair of formats."""
 
-    def __init__(self, engine: Engine, gpus: Sequence[GpuSpec]) -> None:
-        self.engine, self.gpus = engine, gpus
+    def __init__(self, engine: Engine, gpus: Sequence[GpuSpec], measured: Mapping[str, Calibration]) -> None:
+        self.engine, self.gpus, self.measured = engine, gpus, measured
         self._known: dict[Any, tuple[Rates | None, Any]] = {}
 
     def stacked(self, weights: Format, cache: Format, settings: Settings) -> tuple[Rates | None, Any]:
@@ -35,9 +36,12 @@ class RatesOf:
         if key not in self._known:
             version = getattr(self.engine, "build", "") or settings.engine_version
             found = [
-                rates(g, self.engine.name, weights, cache, version=version, flash=flash, eager=settings.enforce_eager)
+                rates(
+                    g, self.engine.name, weights, cache, version=version, flash=flash, eager=settings.enforce_eager,
+                    calibration=self.measured.get(g.id),
+                )
                 for g in self.gpus
-            ]
+            ]  # fmt: skip
             good = [r is not None and r.matmul_flops is not None and r.attention_flops is not None for r in found]
             some = next((r for r, ok in zip(found, good, strict=True) if ok), None)
             filled = [r if ok and r is not None else some for r, ok in zip(found, good, strict=True)]

@@ -78,7 +78,7 @@ def _stage_step(stage: StageWork, rates: Rates, layout: Layout, batch: Any, cont
     latency, messages = kernel_seconds(stage, rates), message_seconds(stage, rates, layout, batch * width)
     if rates.matmul_flops is None or rates.attention_flops is None:
         return Step(weights + cache, None, latency, messages, weights + cache + latency + messages)
-    products = 2 * width * of.token_parameters(stage) / rates.matmul_flops * batch
+    products = 2 * width * of.token_parameters(stage) / rates.decode_flops * batch
     attention = of.attention_flops(stage, context) / rates.attention_flops * width * batch
     both = join(weights, products, rates.softness) + join(cache, attention, rates.softness)
     return Step(weights + cache, products + attention, latency, messages, both + latency + messages)
@@ -122,12 +122,30 @@ def message_seconds(work: StageWork, rates: Rates, layout: Layout, tokens: Any) 
     return total
 
 
-def bound(parts: Step) -> str | None:
-    """The largest of memory, compute and communication; None where compute is not known."""
+def bound(parts: Step, bare: float | None = None) -> str | None:
+    """The largest of memory, compute and communication; None where compute is not known.
+
+    Args:
+        bare: seconds of the reading if nothing but the memory limited it (`memory_seconds`). Where the engine's
+            kernels take longer to work through the bytes than the memory to give them, that is compute.
+    """
     if parts.compute is None:
         return None
     sizes = {"memory": parts.memory, "compute": parts.compute, "communication": parts.communication}
-    return max(sizes, key=lambda name: float(sizes[name]))
+    largest = max(sizes, key=lambda name: float(sizes[name]))
+    if largest == "memory" and bare is not None and parts.memory**3 > 2 * bare**3:  # `join` of two equal times
+        return "compute"
+    return largest
+
+
+def memory_seconds(works: Sequence[StageWork], rates: Rates, layout: Layout, batch: int, context: int) -> float | None:
+    """Seconds in which the memory alone would give the bytes of a step; None: nothing else limits them."""
+    if rates.weight_memory is None and rates.attention_memory is None:
+        return None
+    micro = -(-batch // layout.pp)
+    weights, cache = rates.weight_memory or rates.weight_bandwidth, rates.attention_memory or rates.attention_bandwidth
+    found: float = sum(of.weight_bytes(w, micro) / weights + of.kv_bytes(w, context) / cache * micro for w in works)
+    return found
 
 
 def ridge_batch(works: Sequence[StageWork], rates: Rates, layout: Layout) -> int | None:
@@ -138,7 +156,7 @@ def ridge_batch(works: Sequence[StageWork], rates: Rates, layout: Layout) -> int
     """
     if rates.matmul_flops is None:
         return None
-    flops = rates.matmul_flops
+    flops = rates.decode_flops
 
     def crossed(batch: int) -> bool:
         micro = -(-batch // layout.pp)
@@ -182,7 +200,7 @@ def ceiling(works: Sequence[StageWork], rates: Rates, layout: Layout, context: i
         return None
     slowest = 0.0
     for stage in works:
-        products = 2 * of.token_parameters(stage) / rates.matmul_flops
+        products = 2 * of.token_parameters(stage) / rates.decode_flops
         attention = of.attention_flops(stage, context) / rates.attention_flops
         cache = of.kv_bytes(stage, context) / rates.attention_bandwidth
         many = 1 << 30

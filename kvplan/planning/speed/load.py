@@ -17,12 +17,14 @@ _SLACK = 1e-9
 
 
 class Limits(NamedTuple):
-    """What a load may not exceed, in seconds; None: anything goes."""
+    """What a load may not exceed, seconds where nothing else is said; None: anything goes."""
 
     ttft: float | None = None
     tpot: float | None = None
     request: float | None = None
     """From a request's arrival to its last token."""
+    flying: float | None = None
+    """Requests under way on the replica, those that wait included: a rate times their seconds (Little's law)."""
 
     def factor(self, state: Steady, lengths: Lengths) -> Any:
         """The most that a figure of a state is of its limit; 0 where there are none."""
@@ -33,6 +35,8 @@ class Limits(NamedTuple):
             worst = larger(worst, state.seconds_per_step / self.tpot)
         if self.request is not None:
             worst = larger(worst, state.request_seconds(lengths) / self.request)
+        if self.flying is not None:
+            worst = larger(worst, state.requests_per_second * state.request_seconds(lengths) / self.flying)
         return worst
 
     def met(self, state: Steady, lengths: Lengths) -> Any:

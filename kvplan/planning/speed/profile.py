@@ -147,7 +147,7 @@ def _stage_cost(setup: Setup, stage: StageWork, lengths: Lengths) -> StageCost:
     return StageCost(
         weights=stage.weight_bytes / rates.weight_bandwidth,
         experts=tuple((1 - e.per_token / e.experts, e.num_bytes / rates.weight_bandwidth) for e in stage.experts),
-        decode_products=2 * of.token_parameters(stage) / rates.matmul_flops, prefill_products=prefill,
+        decode_products=2 * of.token_parameters(stage) / rates.decode_flops, prefill_products=prefill,
         decode_cache=of.kv_bytes(stage, lengths.context) * cache,
         prefill_cache=(held - before) / 2 / fresh * cache, prefill_chunk=(held + before) / 2 / fresh * cache,
         decode_scores=of.attention_flops(stage, lengths.context) / rates.attention_flops,

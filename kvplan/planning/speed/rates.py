@@ -37,6 +37,18 @@ class Rates(NamedTuple):
     prefill_high: float
     source: str
     notes: tuple[str, ...] = ()
+    weight_memory: float | None = None
+    """What `weight_bandwidth` would be if nothing but the memory limited it; None: it is that."""
+    attention_memory: float | None = None
+    """The same of `attention_bandwidth`."""
+
+    @property
+    def decode_flops(self) -> Any:
+        """FLOPs a second of a step's matrix products, however many tokens it takes: the engine's kernels are those of
+        prefill. None: the device's rate is not known."""
+        if self.matmul_flops is None or self.prefill_cap is None:
+            return self.matmul_flops
+        return 1 / join(1 / self.matmul_flops, 1 / self.prefill_cap, self.softness)
 
 
 def compute_key(fmt: Format) -> str:
@@ -131,7 +143,7 @@ def rates(
         caps.append(flops / 2 * weights.block_bytes / weights.block_elements)
     for cap in caps:
         weight = 1 / join(1 / weight, 1 / cap, stated.SOFTNESS)
-    attention = device.attention * own.read_share
+    attention = bare = device.attention * own.read_share
     if not flash and own.naive_bytes:
         attention = min(attention, own.naive_bytes)
     if not flash and own.naive_share and gpu.bandwidth_bytes_per_second:
@@ -153,6 +165,8 @@ def rates(
         step_seconds=own.step_seconds, link_bandwidth=bandwidth, link_seconds=hop, softness=stated.SOFTNESS,
         prefill_share=own.prefill_share,
         prefill_cap=own.sm_flops * multiprocessors if own.sm_flops and multiprocessors else None,
+        weight_memory=device.read * own.read_share if caps else None,
+        attention_memory=bare if attention < bare else None,
         low=bounds[0], high=bounds[1], prefill_low=prefill[0], prefill_high=prefill[1], notes=notes,
         source=f"{calibration.source}; {own.source}" if calibration else own.source,
     )  # fmt: skip

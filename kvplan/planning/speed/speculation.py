@@ -34,7 +34,7 @@ def speculative_seconds(setup: Setup, batch: Any, context: Any, drafts: int) -> 
     launches = 3 * rates.linear_seconds + rates.attention_seconds + rates.layer_seconds  # one layer and the head
     if rates.matmul_flops is None:
         return checked + drafts * (reading + launches)
-    products = batch * (2 * (last.draft_parameters + last.head_parameters)) / rates.matmul_flops
+    products = batch * (2 * (last.draft_parameters + last.head_parameters)) / rates.decode_flops
     return checked + drafts * (join(reading, products, rates.softness) + launches)
 
 

@@ -267,3 +267,21 @@ def test_a_gpu_without_flops_is_a_gap_and_no_zero() -> None:
     assert all(row.gpu != "mi308x" for row in found(concurrency=1).rows)
     gpu = replace(load_gpu("h100-sxm"), price=None)
     assert gpu.price is None
+
+
+def test_a_load_beyond_reason_names_the_limit_of_copies_and_queues_keep_a_reserve() -> None:
+    from kvplan import load_model
+    from kvplan.planning.fit.ask import Ask
+    from kvplan.planning.fit.search import fit
+    from kvplan.planning.speed.profile import Lengths
+    from kvplan.planning.workload_lengths import read_lengths
+
+    sizes = [read_lengths(text, "--prompt-tokens") for text in ("1024", "256")]
+
+    def found(rate: float):  # type: ignore[no-untyped-def]
+        return fit(load_model("llama-3.1-8b"), Ask(Lengths(1024, 256), *sizes, 1280, request_rate=rate, gpus=("l4",)))
+
+    assert "1,048,576 copies" in found(1e9).verdict.reason
+    for rate in (2.0, 50.0, 333.0):
+        for row in found(rate).rows:
+            assert rate <= 0.951 * row.max_request_rate

@@ -170,3 +170,31 @@ def test_what_cannot_be_answered_names_its_flag(given: dict[str, Any], where: st
 def test_a_price_of_nothing_known_is_refused() -> None:
     with pytest.raises(UnknownNameError):
         planned(price={"no-such-gpu": 1.0})
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.0, 1.9, 50.0])
+def test_the_most_a_limit_of_requests_under_way_allows_does_not_depend_on_the_rate(rate: float) -> None:
+    given: dict[str, Any] = {"tensor_parallel_size": 4, "max_model_len": 32768, "concurrency": 8}
+    serving = plan("llama-3.1-70b", gpu=GPU, **given, request_rate=rate).serving
+    assert serving is not None
+    most = serving.max_request_rate
+    assert most is not None
+    assert serving.replicas_needed == -(-rate // most)
+    there = plan("llama-3.1-70b", gpu=GPU, **given, request_rate=most).serving
+    assert there is not None
+    assert there.requests_per_second is not None
+    assert there.request_seconds is not None
+    assert there.requests_per_second * there.request_seconds == pytest.approx(8, rel=1e-4)
+
+
+def test_too_many_under_way_is_told_with_what_helps() -> None:
+    given: dict[str, Any] = {"tensor_parallel_size": 4, "max_model_len": 32768, "request_rate": 1.9}
+    found = plan("llama-3.1-70b", gpu=GPU, **given, concurrency=8)
+    assert "not even a single request" not in found.verdict.reason
+    hints = {hint.flag: hint.value for hint in found.verdict.hints}
+    assert plan("llama-3.1-70b", gpu=GPU, **given, concurrency=int(hints["--concurrency"])).holds
+    assert plan(
+        "llama-3.1-70b", gpu=GPU, **given | {"request_rate": float(hints["--request-rate"])}, concurrency=8
+    ).holds
+    wide = plan(MODEL, gpu=GPU, weights="fp8", max_model_len=1280, concurrency=100, request_rate=40.0)
+    assert "--data-parallel-size" in {hint.flag for hint in wide.verdict.hints}
