@@ -4,7 +4,6 @@ Settings that decide a deployment's structure (model, GPU, engine, layout, forma
 workload (`kvplan.engines.base.ARRAY_SETTINGS`) become NumPy arrays, one dimension each, where the engine takes
 them; a figure that depends on one of them alone is computed once for each of its values. The grid is worked
 through in blocks, so memory does not grow with it. What a plan refuses is a cell with a reason, not the end.
-
 Cells come in the order of the structural axes as given, the length, then the other sizes as given.
 """
 
