@@ -9,6 +9,7 @@ the block are already in the pair: q8_0 keeps 32 elements in 34 bytes. Scales ou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvplan.errors import InputError, UnknownNameError
 from kvplan.spec.format_table import FORMAT_ALIASES, FORMATS, MATRICES
@@ -133,6 +134,7 @@ def element_bytes(name: str, where: str) -> int:
     return found.block_bytes
 
 
+@lru_cache(maxsize=1024)
 def get_format(name: str, *, use: str | None = None, where: str | None = None) -> Format:
     """The format of that name or alias, whatever its case.
 
