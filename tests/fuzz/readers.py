@@ -207,13 +207,13 @@ def _manifests() -> list[bytes]:
 
 
 def _read_manifest(data: bytes) -> object:
-    from kvplan.sources.commands import _from_file
+    from kvplan.sources.commands import starts_in
     from kvplan.sources.commands.starts import Finder
 
     text = data.decode("utf-8", "replace")
     for name in ("f.yaml", "f.sh"):
         try:
-            _from_file(text, name, Finder("f"), "")
+            starts_in(text, name, Finder("f"), "")
         except KvplanError as error:
             _check(error)
     return None
