@@ -153,6 +153,7 @@ def _most(engine: Engine, outcome: Outcome) -> int | None:
 def _with_speed(
     found: Curves, model: ModelSpec, gpu: GpuSpec, engine: Engine, outcome: Outcome, calibration: Calibration | None
 ) -> Curves:
+    from kvplan.planning.speed import decode
     from kvplan.planning.speed.figures import setup, speed
 
     made = setup(model, gpu, engine, outcome, calibration)
@@ -168,21 +169,16 @@ def _with_speed(
     asked = at(outcome.settings.concurrency_per_replica)
     if asked.decode is None:
         return found
-    ridge = asked.decode.ridge_batch
-    counts = _counts(
-        [outcome.settings.concurrency_per_replica, ridge, found.most_requests and found.most_requests // dp]
-    )
+    ridge, context, most = asked.decode.ridge_batch, asked.decode.context, found.most_requests
+    counts = _counts([outcome.settings.concurrency_per_replica, ridge, most and most // dp])
     batches = []
     for count in counts:
-        one = at(count).decode
-        assert one is not None  # it was there at another batch
-        holds = None if found.most_requests is None else count * dp <= found.most_requests
+        parts = decode.step(made.works, made.rates, made.layout, count, context)
+        memory = decode.memory_seconds(made.works, made.rates, made.layout, count, context)
+        seconds, holds = float(parts.seconds), None if most is None else count * dp <= most
         batches.append(
-            AtBatch(
-                count * dp, one.tokens_per_second, one.tokens_per_second_per_request, one.seconds_per_step, one.bound,
-                holds,
-            )
-        )  # fmt: skip
+            AtBatch(count * dp, count * dp / seconds, 1 / seconds, seconds, decode.bound(parts, memory), holds)
+        )
     rates = made.rates
     return found._replace(
         batches=tuple(batches), context=asked.decode.context, ridge_requests=ridge * dp if ridge is not None else None,
