@@ -11,7 +11,7 @@ from kvplan.cli.app import SETTINGS
 from kvplan.cli.output import PICTURED
 from kvplan.cli.trace_flags import TRACE, said
 from kvplan.engines.options import Option
-from kvplan.errors import InputError
+from kvplan.errors import InputError, printable
 
 if TYPE_CHECKING:
     from kvplan.cli.output import Output
@@ -115,6 +115,7 @@ def _one(
     """One simulation, and the search for a pool where there is a target."""
     from kvplan.cli.progress import Progress
     from kvplan.deployment import find_deployment
+    from kvplan.engines.vllm.engine import NULL_BLOCKS
     from kvplan.planning.plan import to_plain
     from kvplan.simulate import run as running
     from kvplan.simulate.policy import plain as one_pool
@@ -125,6 +126,8 @@ def _one(
 
     model, given, path, traced, options = wanted
     aims = [read_target(text) for text in targets]
+    if requests is not None:
+        _check_writable(requests)
     chosen = running.Options(**options)
     chosen.check()
     trace = take_trace(path, traced)
@@ -142,6 +145,8 @@ def _one(
             with Progress(20, "simulations", quiet=out.quiet) as progress:
                 found = smallest_pool(site, trace, chosen, aims, told=lambda _: progress.step(1))
             result = result._replace(smallest_pool=found)
+            if found.blocks and site.inputs["engine"] == "vllm" and run.replicas[0].memory.paged:
+                out.note(f"vLLM counts its null block too: --num-gpu-blocks-override {found.blocks + NULL_BLOCKS}")
         except KeyboardInterrupt:
             result = result._replace(interrupted=True)
     if requests is not None:
@@ -155,7 +160,8 @@ def _one(
     if result.interrupted:
         out.note("interrupted: these are the figures so far")
         return 130
-    return 1 if result.smallest_pool is not None and not result.smallest_pool.met else 0
+    missed = result.smallest_pool is not None and not result.smallest_pool.met
+    return 1 if missed or len(run.rows.rejected) == len(trace) else 0
 
 
 def _rejections(run: Run) -> list[str]:
@@ -167,14 +173,44 @@ def _rejections(run: Run) -> list[str]:
     return [f"{len(rejected):,} of {len(run.trace):,} requests were rejected; the first, number {index}: {why}"]
 
 
+def _check_writable(path: str) -> None:
+    """Look before a long run whether its rows can be written.
+
+    Raises:
+        InputError: they cannot.
+    """
+    import os
+
+    try:
+        target = os.path.realpath(path)
+        folder = os.path.dirname(target)
+        if os.path.isdir(target):
+            reason = "it is a folder"
+        elif not os.path.isdir(folder):
+            reason = "there is no such folder"
+        elif not os.access(target if os.path.exists(target) and not os.path.isfile(target) else folder, os.W_OK):
+            reason = "permission denied"
+        else:
+            return
+    except ValueError as error:  # a NUL in the name
+        reason = str(error)
+    raise InputError(
+        f"cannot write {printable(path)}: {reason}", where="--requests", hint="name a file that can be written"
+    )
+
+
 def _write_requests(path: str, run: Run) -> None:
     from kvplan.render.csvout import cell
     from kvplan.simulate.results import COLUMNS, request_rows
 
-    with output.replacing(path) as file:
-        file.write((",".join(COLUMNS) + "\n").encode())
-        for row in request_rows(run):
-            file.write((",".join("" if v is None else cell(v) for v in row) + "\n").encode())
+    try:
+        with output.replacing(path) as file:
+            file.write((",".join(COLUMNS) + "\n").encode())
+            for row in request_rows(run):
+                file.write((",".join("" if v is None else cell(v) for v in row) + "\n").encode())
+    except InputError as error:
+        error.where = "--requests"
+        raise
 
 
 def _study(

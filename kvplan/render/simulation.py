@@ -157,7 +157,11 @@ def _smallest(found: Plain) -> KeyValues:
     rows = [
         ("smallest pool", f"{found['blocks']:,} blocks", f"meets {wanted}; {found['runs']} simulations"),
         ("", gib(found["bytes"]), f"per GPU, {share(found['share_of_pool'])} of the pool there is"),
-        ("", f"{found['tokens']:,} tokens", f"to within {found['finer_than']:,} blocks"),
+        (
+            "",
+            f"{found['tokens']:,} tokens",
+            f"to within {found['finer_than']:,} block{'s' if found['finer_than'] > 1 else ''}",
+        ),
     ]
     return KeyValues(rows, title="Target")
 

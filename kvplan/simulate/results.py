@@ -54,8 +54,9 @@ def figures(run: Run, *, best: Ceiling | None = None) -> Simulation:
         "block_size": site.block_size, "num_blocks": site.num_blocks, "block_bytes": site.block_bytes,
         "enable_prefix_caching": bool(site.shape.span), "step_times": site.setup.rates.source,
     }  # fmt: skip
+    samples = run.options.samples or trace.samples
     said = TraceFigures(
-        trace.name, trace.format, len(trace), int(trace.prompts.sum()), int((trace.outputs * trace.samples).sum()),
+        trace.name, trace.format, len(trace), int(trace.prompts.sum()), int((trace.outputs * samples).sum()),
         trace.broken.lines, float(trace.arrivals[-1]),
     )  # fmt: skip
     most = best or ceiling(trace, site.shape.span)

@@ -65,7 +65,7 @@ class Replica:
         self.events: list[tuple[int, int, int, Request, int]] = []
         """(step, kind, serial number, request, the step from which it decoded: older ones are void)."""
         self.blocked = False
-        """The head of the queue was refused for want of memory, and none has been given back since."""
+        """The head of the queue was refused for want of memory; since then none was given back or prompt computed."""
         self.serial = 0
         self.line = Timeline()
         self.counts = Counts()
@@ -123,7 +123,8 @@ class Replica:
         if chunks or moved or not decoding:
             self._mixed_step(before, decoding, context, chunks, resumed, moved)
         else:
-            self._decode_steps(before, decoding, context, until)
+            # nobody is admitted in a step that preempted: the head has its next chance in the one after
+            self._decode_steps(before, decoding, context, until, 1 if preempted else None)
 
     def _admit(self, chunks: list[tuple[Request, int, int]], resumed: list[Request], budget: int) -> int:
         """Let requests in while there is room; returns blocks that came back from host memory."""
@@ -197,6 +198,8 @@ class Replica:
         self.context += self.batch
         self.counts.steps += 1
         self.partial = None
+        if chunks:  # they may give back blocks behind a window, and what they computed can be found
+            self.blocked = False
         for request, _, end in chunks:
             request.computed = end
             self.memory.settle(request)
@@ -296,10 +299,12 @@ class Replica:
         request.computed = 0
         return moved
 
-    def _decode_steps(self, before: tuple[float, ...], decoding: int, context: int, until: float) -> None:
-        """Decode until something happens; the memory of the first step is taken already."""
+    def _decode_steps(
+        self, before: tuple[float, ...], decoding: int, context: int, until: float, most: int | None = None
+    ) -> None:
+        """Decode until something happens, or `most` steps; the memory of the first step is taken already."""
         timer, memory = self.timer, self.memory
-        most = self._next_event() - self.step
+        most = most or self._next_event() - self.step
         if most > 1:
             most = 1 + memory.steps(self.step + 1, most - 1)
         tokens = context + decoding  # a sequence attends to the token that it appends

@@ -36,8 +36,6 @@ _PLACES = {
 }
 LARGEST = 64
 """Times the deployment's pool, up to which a pool is looked for."""
-FINE = 256
-"""The bisection ends where the pools differ by this part of one."""
 
 
 class Target(NamedTuple):
@@ -108,7 +106,7 @@ def smallest_pool(
         high *= 2
         if high > site.num_blocks * LARGEST:
             return Smallest(texts, False, None, None, None, None, runs, None)
-    while high - low > max(1, high // FINE):
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return Smallest(

@@ -6,7 +6,9 @@ join is homogeneous. ``base`` is kept in a table; ``J`` becomes a line through k
 figure is straight (windows bend it). Where contexts differ, c is their mean: exact while J is straight, as it is for
 full attention. A chunk of a prompt adds its products, its share of attention's square and one reading of the cache
 up to its end; a whole prompt in one chunk takes exactly what the plan says. Chunks of one prompt are added up one by
-one, where the plan joins their sums and takes chunks of equal length: 3 % at most were between the two.
+one, full ones and a rest, where the plan takes as many of equal length: the two agree where there is no rest. A short
+rest reads the weights once more for few tokens, which is up to 17 % above the plan for dense models; of experts it
+reads few, which is up to 40 % below, both after one chunk and less after each further one.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def instant(value: Any, name: str) -> float:
     """
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # a whole number of hundreds of digits is no float
         raise ValueError(f"{name} {str(value)[:30]!r} is not a time") from None
     if isinstance(value, bool) or number != number or abs(number) > 1e15:
         raise ValueError(f"{name} {str(value)[:30]!r} is not a time")

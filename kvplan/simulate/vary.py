@@ -30,7 +30,8 @@ ROW = (
 """Figures of each simulation, by their places in `kvplan.simulate.results.figures`."""
 
 
-Rows: TypeAlias = Generator[dict[str, Any], None, None]
+Rows: TypeAlias = Generator[tuple[int, dict[str, Any]], None, None]
+"""(place in the grid, row) of each simulation, as they end."""
 
 
 class Point(NamedTuple):
@@ -105,43 +106,49 @@ def run_study(
     todo: Sequence[tuple[Mapping[str, Any], Point]], *, workers: int | None = None, ray: str | None = None,
     told: Callable[[int], None] | None = None,
 ) -> Study:  # fmt: skip
-    """Run all simulations; rows in the order of `todo`. A KeyboardInterrupt leaves those before the first unfinished.
+    """Run all simulations; rows in the order of `todo`. A KeyboardInterrupt leaves those that are finished.
 
     Args:
         workers: processes; None: one a core, as far as there is work; 1: in this process.
         ray: the address of a Ray cluster, or ``local`` to start one here; None: no Ray.
         told: is called with how many more are done.
     """
-    found: list[dict[str, Any]] = []
+    found: dict[int, dict[str, Any]] = {}
     count = min(workers or os.cpu_count() or 1, len(todo))
     spread = _ray(todo, ray, workers) if ray is not None else _serial(todo) if count <= 1 else _processes(todo, count)
+    interrupted = False
     try:
-        for (chosen, _), row in zip(todo, spread, strict=True):
-            found.append({**chosen, **row})
+        for place, row in spread:
+            found[place] = {**todo[place][0], **row}
             if told is not None:
                 told(1)
     except KeyboardInterrupt:
         spread.close()
-        return Study(found, True)
-    return Study(found, False)
+        interrupted = True
+    return Study([found[place] for place in sorted(found)], interrupted)
 
 
 def _serial(todo: Sequence[tuple[Mapping[str, Any], Point]]) -> Rows:
-    for _, point in todo:
-        yield simulate_point(point)
+    for place, (_, point) in enumerate(todo):
+        yield place, simulate_point(point)
 
 
 def _processes(todo: Sequence[tuple[Mapping[str, Any], Point]], count: int) -> Rows:
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import active_children, get_context
 
+    others = set(active_children())
     with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_quiet) as pool:
-        waiting = [pool.submit(simulate_point, point) for _, point in todo]
         try:
-            for future in waiting:
-                yield future.result()
-        finally:
+            places = {pool.submit(simulate_point, point): place for place, (_, point) in enumerate(todo)}
+            for future in as_completed(places):
+                yield places[future], future.result()
+        except BaseException:
+            # the pool waits for its workers, here or at exit, and what they compute is for nobody
+            for worker in set(active_children()) - others:
+                worker.kill()
             pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _quiet() -> None:
@@ -171,8 +178,8 @@ def _ray(todo: Sequence[tuple[Mapping[str, Any], Point]], address: str, workers:
             raise InputError(f"no cluster: {reason}", where="--ray", hint="--ray local starts one here") from None
     try:
         task = ray.remote(simulate_point)
-        for waiting in [task.remote(point) for _, point in todo]:
-            yield ray.get(waiting)
+        for place, waiting in enumerate([task.remote(point) for _, point in todo]):
+            yield place, ray.get(waiting)
     finally:
         if started:
             ray.shutdown()

@@ -106,6 +106,19 @@ def test_a_target_that_is_not_met_ends_with_1(run: Run) -> None:
     assert found["met"]
     assert 0 < found["blocks"] < json.loads(met.out)["memory"]["pool_blocks"]
     assert run(*BASE, "--trace", AZURE, "--target", "tpot.p50<=0.1ms").status == 1
+    typed = met.err.partition("--num-gpu-blocks-override ")[2].split()[0]
+    again = json.loads(run(*BASE, "--trace", AZURE, "--num-gpu-blocks-override", typed, "--json").out)
+    assert again["memory"]["pool_blocks"] == found["blocks"]
+    assert again["latency"]["ttft"]["p99"] <= 10
+
+
+@pytest.mark.parametrize("name", ["nowhere/rows.csv", ".", "a\0b"])
+def test_rows_that_cannot_be_written_are_refused_before_the_run(run: Run, tmp_path: Path, name: str) -> None:
+    path = str(tmp_path / name)
+    # the trace is looked at after the file for the rows
+    message, _ = one_line_error(run(*BASE, "--trace", "/nowhere/trace.csv", "--requests", path))
+    assert "--requests: cannot write" in message
+    assert not list(tmp_path.iterdir())
 
 
 def test_rejected_requests_are_told(run: Run) -> None:
@@ -115,6 +128,27 @@ def test_rejected_requests_are_told(run: Run) -> None:
     assert plain["scheduling"]["rejected"] > 0
     assert plain["scheduling"]["finished"] + plain["scheduling"]["rejected"] == 59
     assert "requests were rejected; the first, number" in done.err
+
+
+def test_a_run_without_any_request_ends_with_1(run: Run) -> None:
+    done = run(*BASE, "--synthetic", "requests=5,prompt=600,output=9", "--max-model-len", "500", "--json")
+    assert done.status == 1
+    assert json.loads(done.out)["scheduling"]["rejected"] == 5
+
+
+def test_samples_count_in_the_tokens_of_the_trace(run: Run) -> None:
+    words = (*BASE, "--synthetic", "requests=5,prompt=60,output=9", "--json")
+    assert json.loads(run(*words).out)["trace"]["output_tokens"] == 45
+    assert json.loads(run(*words, "--samples", "3").out)["trace"]["output_tokens"] == 135
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_is_refused_and_not_waited_for(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    message, hint = one_line_error(run("trace", "describe", str(path)))
+    assert "pipe" in message
+    assert "save it to a file" in hint
 
 
 def test_broken_lines_are_told_or_stop_the_run(run: Run, tmp_path: Path) -> None:

@@ -62,6 +62,36 @@ class OneByOne(Replica):
         return self.step + 1
 
 
+class Retrying(OneByOne):
+    """Whoever waits is tried in every step, as vLLM does."""
+
+    def _advance(self, until: float) -> None:
+        self.blocked = False
+        super()._advance(until)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine"),
+    [("llama-3.1-8b", "vllm@0.18.0"), ("llama-3.1-8b", "vllm"), ("gpt-oss-20b", "vllm"), ("gemma-3-27b", "vllm")],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_head_of_the_queue_gets_in_as_soon_as_it_fits(site: Any, model: str, engine: str, seed: int) -> None:
+    made: Site = site(model, engine=engine, max_model_len=32768)
+    small = with_blocks(made, int(made.shape.wanted(16000) * 1.5))
+    trace = synthetic(
+        "requests=60,prompt=lognormal:4000:1,output=lognormal:200,turns=3,think=1,rate=20,system=1000,longest=12000,"
+        f"seed={seed}"
+    )
+    run = simulate(small, trace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "Replica", Retrying)
+        slow = simulate(small, trace)
+    for name in ("admitted", "first", "finish"):
+        np.testing.assert_allclose(getattr(run.rows, name), getattr(slow.rows, name), rtol=1e-6, atol=1e-9)
+    assert run.rows.hits.tolist() == slow.rows.hits.tolist()
+    assert run.rows.preemptions.tolist() == slow.rows.preemptions.tolist()
+
+
 @SLOW
 @given(raw=REQUESTS, blocks=st.integers(24, 90), sequences=st.integers(3, 9), tokens=st.sampled_from([32, 100, 400]),
        swap=st.booleans(), samples=st.booleans(), chunked=st.booleans())  # fmt: skip

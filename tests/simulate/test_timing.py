@@ -46,10 +46,11 @@ def test_a_decode_step_is_that_of_the_planner(site, model: str, settings: dict[s
 
 @pytest.mark.parametrize(("model", "settings"), DEPLOYMENTS)
 def test_one_request_alone_has_the_numbers_of_the_plan(site, model: str, settings: dict[str, int]) -> None:  # type: ignore[no-untyped-def]
-    """A prompt of one chunk exactly, one of several within 3 %; the mean step is the step at the mean context."""
+    """A prompt of full chunks as in the plan, one with a rest nearly; the mean step is that at the mean context."""
     made = site(model, **settings)
     chunk = made.tokens_per_step
-    for prompt, output, near in ((1000, 200, 1e-9), (chunk, 100, 1e-9), (3 * chunk + 17, 100, 0.03)):
+    cases = ((1000, 200, 1e-9), (chunk, 100, 1e-9), (3 * chunk, 100, 1e-3), (3 * chunk + 17, 100, 0.03))
+    for prompt, output, near in cases:
         run = simulate(made, synthetic(f"requests=1,prompt={prompt},output={output}"))
         result = figures(run)
         right = plan(model, gpu="h100-sxm", prompt_tokens=prompt, output_tokens=output, **settings)
@@ -60,6 +61,21 @@ def test_one_request_alone_has_the_numbers_of_the_plan(site, model: str, setting
         reserved = made.shape.blocks(prompt + output - 1)
         assert result["memory"]["peak_blocks"] >= reserved
         assert result["scheduling"]["steps"] == -(-prompt // chunk) + output - 1
+
+
+@pytest.mark.parametrize("chunk", [512, 2048])
+@pytest.mark.parametrize(
+    ("model", "low", "high"),
+    [("llama-3.1-8b", 0.08, 0.17), ("qwen3-30b-a3b", -0.4, -0.3), ("gpt-oss-20b", -0.21, 0.15)],
+)
+def test_a_short_rest_differs_from_equal_chunks_as_documented(
+    site: Any, model: str, low: float, high: float, chunk: int
+) -> None:
+    made = site(model, max_num_batched_tokens=chunk)
+    result = figures(simulate(made, synthetic(f"requests=1,prompt={chunk + 1},output=2")))
+    right = plan(model, gpu="h100-sxm", prompt_tokens=chunk + 1, output_tokens=2, max_num_batched_tokens=chunk)
+    assert right.prefill is not None
+    assert low <= result["latency"]["ttft"]["p50"] / right.prefill.seconds - 1 <= high
 
 
 def test_steps_until_is_the_first_step_that_ends_late_enough(site) -> None:  # type: ignore[no-untyped-def]

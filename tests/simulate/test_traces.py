@@ -180,6 +180,46 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, why: str) -> Non
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ('2,"10,5', "quotes that do not match"),
+        ('2,10,"5', "quotes that do not match"),
+        ('2,"10"x,5', "quotes that do not match"),
+        ("2,1,024,5", "4 cells where the header has 3"),
+        ("2,10", "2 cells of 3"),
+        ("1" * 401 + ",10,5", "is not a time"),
+    ],
+)
+def test_a_broken_row_takes_no_other_with_it(tmp_path: Path, row: str, why: str) -> None:
+    path = write(tmp_path, f"arrival,prompt,output\n0,10,5\n\n\n1,10,5\n{row}\n3,10,5\n4,10,5,\n")
+    trace = read_trace(path)
+    assert trace.arrivals.tolist() == [0, 1, 3, 4]
+    assert trace.broken.lines == 1
+    (named,) = trace.broken.first
+    assert named.startswith("line 6: ")  # blank lines are lines of the file
+    assert why in named
+    with pytest.raises(InputError, match="line 6"):
+        read_trace(path, Reading(strict=True))
+
+
+def test_quoted_cells_are_read_and_a_broken_header_is_refused(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path, 'prompt,"output",prefix\r\n"20","5","a ""b"", c"\r\n20,5,"a ""b"", c"\r\n'))
+    assert trace.outputs.tolist() == [5, 5]
+    assert trace.chain(0) == trace.chain(1) != []
+    with pytest.raises(InputError, match="first line"):
+        read_trace(write(tmp_path, 'prompt,"output\n20,5\n'))
+
+
+def test_a_time_of_hundreds_of_digits_is_a_broken_line(tmp_path: Path) -> None:
+    huge = json.dumps({**LINE, "timestamp": 10**400})
+    trace = read_trace(write(tmp_path, f"{json.dumps(LINE)}\n{huge}\n{json.dumps(LINE)}\n"))
+    assert len(trace) == 2
+    assert trace.broken.first[0].startswith("line 2: timestamp '1000")
+    bench = {"input_lens": [5, 5], "output_lens": [5, 5], "start_times": [0, 10**400], "request_rate": 10**400}
+    assert read_trace(write(tmp_path, json.dumps(bench))).broken.first[0].startswith("request 2: start time")
+
+
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     for path in (str(tmp_path / "none"), str(tmp_path), "a\0b"):
         with pytest.raises(InputError, match="cannot read"):

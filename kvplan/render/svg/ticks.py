@@ -90,7 +90,9 @@ def _tick(unit: Unit, value: float, base: float, step: float) -> str:
         return f"{value * 100:,.{digits}f} %"
     if unit == "usd":
         return f"${value:,.{max(0, -floor(log10(step) + 1e-9))}f}"
-    return _prefixed(value, _SI, 1000, digits) if step >= 1000 or unit == "flops" else f"{value:,.{digits}f}"
+    if step < 1000 and unit != "flops":
+        return f"{value:,.{digits}f}"
+    return _prefixed(value, _SI, 1000, max(0, 3 * _power(value, 1000, len(_SI)) - floor(log10(step) + 1e-9)))
 
 
 def _prefixed(value: float, names: tuple[str, ...], base: int, digits: int = 0) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -28,8 +29,13 @@ class Source:
         """The text; undecodable bytes are replaced, and then fail to parse where they stand.
 
         Raises:
-            InputError: there is no such file.
+            InputError: there is no such file, or it is a pipe, which cannot be read twice.
         """
+        if os.path.exists(self.path) and not os.path.isfile(self.path) and not os.path.isdir(self.path):
+            raise InputError(
+                f"{self.shown} is no file but a pipe or a device, and a trace is read more than once", where="--trace",
+                hint="save it to a file first, gzip too",
+            )  # fmt: skip
         try:
             with open(self.path, "rb") as probe:
                 packed = probe.read(2) == _GZIP

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -40,33 +40,41 @@ NAMES: dict[str, tuple[str, ...]] = {
     "prefix_tokens": ("prefix_tokens",),
 }  # fmt: skip
 
+_LONGEST_DATE = 64
+"""Characters."""
+
 
 def read(source: Source, reading: Reading, *, format: str = "csv") -> Trace:
     """The trace; without an arrival column all requests arrive at once."""
-    rows = _rows(source)
-    header = next(rows, (0, []))[1]
+    lines = source.lines()
+    _, first = next(lines, (0, ""))
+    try:
+        header = cells(first)
+    except ValueError as error:
+        raise InputError(f"its first line is no CSV: {error}", where=source.shown, hint="name columns there") from None
     at = columns(header, reading.columns, source.shown)
     made, prefixes = Builder(strict=reading.strict, where=source.shown), dict[str, int]()
-    for number, row in rows:
+    for number, text in lines:
         try:
-            _add(made, row, at, len(header), prefixes)
+            _add(made, cells(text), at, len(header), prefixes)
         except ValueError as error:
             made.refuse(f"line {number}", str(error))
     return made.build(source.path, format, timed="arrival" in at)
 
 
-def _rows(source: Source) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of every row; a cell beyond all reason ends the row."""
-    reader = csv.reader(text for _, text in source.lines())
-    while True:
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield reader.line_num, [f"<{error}>"]
-            continue
-        yield reader.line_num, row
+def cells(line: str) -> list[str]:
+    """The cells of one line; a quoted cell ends on the line where it begins, so that no quote takes further lines.
+
+    Raises:
+        ValueError: quotes that do not match.
+    """
+    line = line.rstrip("\r\n")
+    if '"' not in line:
+        return line.split(",")
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error:
+        raise ValueError("quotes that do not match") from None
 
 
 def columns(header: list[str], given: Mapping[str, str], where: str) -> dict[str, int]:
@@ -99,6 +107,8 @@ def columns(header: list[str], given: Mapping[str, str], where: str) -> dict[str
 def _add(made: Builder, row: list[str], at: Mapping[str, int], width: int, prefixes: dict[str, int]) -> None:
     if len(row) < width:
         raise ValueError(f"{len(row)} cells of {width}")
+    if len(row) > width and any(cell.strip() for cell in row[width:]):
+        raise ValueError(f"{len(row)} cells where the header has {width}")
     prompt, output = length(row[at["prompt"]], "prompt tokens"), length(row[at["output"]], "output tokens")
     samples = length(row[at["samples"]], "samples") if "samples" in at else 1
     arrival = seconds(row[at["arrival"]]) if "arrival" in at else 0.0
@@ -124,6 +134,8 @@ def seconds(text: str) -> float:
         return instant(stripped, "arrival")
     except ValueError:
         pass
+    if stripped.isdigit() or len(stripped) > _LONGEST_DATE:  # digits alone pass for a date without separators
+        raise ValueError(f"arrival {stripped[:30]!r} is not a time")
     whole, dot, fraction = stripped.partition(".")
     digits = fraction[: len(fraction) - len(fraction.lstrip("0123456789"))]
     zone = fraction[len(digits) :]

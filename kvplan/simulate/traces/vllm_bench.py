@@ -53,6 +53,6 @@ def _rate(found: Any) -> float | None:
     """The run's requests per second; None where it was ``inf`` or is not there."""
     try:
         rate = float(found)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return rate if 0 < rate < 1e9 else None
