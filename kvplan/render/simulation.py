@@ -160,7 +160,7 @@ def _smallest(found: Plain) -> KeyValues:
         (
             "",
             f"{found['tokens']:,} tokens",
-            f"to within {found['finer_than']:,} block{'s' if found['finer_than'] > 1 else ''}",
+            f"to within {'a block' if found['finer_than'] == 1 else found['finer_than']}",
         ),
     ]
     return KeyValues(rows, title="Target")
