@@ -85,3 +85,13 @@ def test_a_model_that_does_not_fit_still_has_its_curves() -> None:
     assert found.most_requests == 0
     assert found.batches
     assert not any(b.holds for b in found.batches)
+
+
+def test_points_count_all_replicas() -> None:
+    settings: dict[str, Any] = {"prompt_tokens": 4096, "data_parallel_size": 2}
+    found = curves(load_model("llama-3.1-8b"), load_gpu("h100-sxm"), "generic", {**settings, "concurrency": 8})
+    (point,) = [b for b in found.batches if b.requests == 8]
+    decode = plan("llama-3.1-8b", gpu="h100-sxm", engine="generic", **settings, concurrency=8).decode
+    assert decode is not None
+    assert point.tokens_per_second == pytest.approx(decode.tokens_per_second, rel=1e-9)
+    assert point.tokens_per_second_per_request == pytest.approx(decode.tokens_per_second_per_request, rel=1e-9)
