@@ -103,13 +103,17 @@ def override_gpu(gpu: GpuSpec | None, memory_bytes: int | None, bandwidth: int |
     """The GPU with ``--gpu-memory`` and ``--gpu-bandwidth`` in place of the catalog's figures.
 
     Raises:
-        InputError: a bandwidth alone, and no GPU to take the other from.
+        InputError: a bandwidth alone, and no GPU to take the other from; next to no memory.
     """
     if memory_bytes is None and bandwidth is None:
         return gpu
-    if gpu is None:
-        from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.gpu import LEAST_BYTES, GpuSpec
 
+    if memory_bytes is not None and memory_bytes < LEAST_BYTES:
+        raise InputError(
+            f"{memory_bytes:,} B is too little for an accelerator", where="--gpu-memory", hint="--gpu-memory 80GiB"
+        )
+    if gpu is None:
         if memory_bytes is None:
             raise InputError(
                 "no GPU to give it to", where="--gpu-bandwidth", hint="add --gpu NAME or --gpu-memory SIZE"

@@ -12,9 +12,9 @@ from kvplan.spec.model import SCHEMA, ModelSpec
 _ORDER = (
     "id", "name", "family", "repo", "aliases", "released", "license", "architecture", "source", "confidence",
     "published_parameters", "published_active_parameters", "parameters_note", "dtype", "recurrent_dtype", "checkpoint",
-    "max_position_embeddings", "rope", "hidden_size", "vocab_size", "tie_word_embeddings", "embedding_size",
-    "position_embeddings", "final_norms", "tensors", "towers", "blocks", "layers", "draft_layers", "draft_tensors",
-    "notes",
+    "max_position_embeddings", "stated_positions", "rope", "hidden_size", "vocab_size", "tie_word_embeddings",
+    "embedding_size", "position_embeddings", "final_norms", "tensors", "towers", "blocks", "layers", "draft_layers",
+    "draft_tensors", "notes",
 )  # fmt: skip
 _WIDTH = 120
 _PLAIN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9 _./()+-]*\Z")

@@ -79,6 +79,7 @@ class Repository:
     def __init__(self, repo: str, revision: str | None) -> None:
         self.repo = repo
         self.revision = revision
+        self.asked = revision or "main"
         self.offline = False
         """The hub could not be asked; what was downloaded before is all there is."""
 
@@ -151,15 +152,40 @@ class Repository:
         except Exception as error:
             if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
                 return None
-            path = self._cached(name)
-            if path is None or not _is_no_answer(error):
+            no_answer = _is_no_answer(error)
+            path = self._cached(name) or (self._remembered(name) if no_answer else None)
+            if path is None or not no_answer:
                 raise _explained(error, self.repo, self.revision) from None
             commit = os.path.basename(os.path.dirname(path))
             self.revision = commit if _COMMIT.match(commit) else self.revision
             self.offline = True
             return _About(None, path)
+        if not self._is_pinned() and _COMMIT.match(found.commit_hash or ""):
+            _write(self._ref(), str(found.commit_hash).encode())
         self.revision = found.commit_hash or self.revision
         return _About(found.size, None)
+
+    def _ref(self) -> str:
+        """Where the commit is kept that a branch stood for when it was last asked after.
+
+        ``huggingface_hub`` keeps none for files that are downloaded by their commit.
+        """
+        return os.path.join(_cache(), "hub", self.repo.replace("/", "--"), "refs", self.asked.replace("/", "--"))
+
+    def _remembered(self, name: str) -> str | None:
+        """The path of a file downloaded at the commit that the branch stood for; None: there is none."""
+        try:
+            with open(self._ref(), encoding="ascii") as file:
+                commit = file.read(41)
+        except (OSError, ValueError):
+            return None
+        if self._is_pinned() or not _COMMIT.match(commit):
+            return None
+        before, self.revision = self.revision, commit
+        path = self._cached(name)
+        if path is None:
+            self.revision = before
+        return path
 
     def _asked(self, ask: Any, *words: Any, **settings: Any) -> Any:
         """What `ask` returns, its errors as kvplan's."""
@@ -244,10 +270,7 @@ class Repository:
         name = name.replace("/", "--")
         if not self._is_pinned() or os.path.basename(name) != name:
             return None
-        base = os.environ.get("KVPLAN_CACHE") or os.path.join(
-            os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "kvplan"
-        )
-        return os.path.join(base, "hub", self.repo.replace("/", "--"), str(self.revision), f"{name}.header")
+        return os.path.join(_cache(), "hub", self.repo.replace("/", "--"), str(self.revision), f"{name}.header")
 
     def _kept(self, name: str) -> First | None:
         place = self._place(name)
@@ -259,14 +282,24 @@ class Repository:
     def keep(self, name: str, found: tuple[int, bytes]) -> None:
         """Write a header where `_kept` finds it; a cache that cannot be written is no error."""
         place = self._place(name)
-        if place is None:
-            return
-        with suppress(OSError):
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            new = f"{place}.{os.getpid()}.new"
-            with open(new, "wb") as file:
-                file.write(found[0].to_bytes(8, "little") + found[1])
-            os.replace(new, place)
+        if place is not None:
+            _write(place, found[0].to_bytes(8, "little") + found[1])
+
+
+def _cache() -> str:
+    """The folder in which kvplan keeps what it has read of the hub."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.environ.get("KVPLAN_CACHE") or os.path.join(home, "kvplan")
+
+
+def _write(place: str, data: bytes) -> None:
+    """Write a file whole; a cache that cannot be written is no error."""
+    with suppress(OSError):
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        new = f"{place}.{os.getpid()}.new"
+        with open(new, "wb") as file:
+            file.write(data)
+        os.replace(new, place)
 
 
 class First:

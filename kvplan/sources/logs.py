@@ -65,6 +65,8 @@ def read_log(path: str) -> Log:
     name = "standard input" if path == "-" else path
     try:
         if path == "-":
+            if sys.stdin is None:
+                raise ValueError("it is closed")
             return _read(sys.stdin.buffer, name)
         with open(os.path.expanduser(path), "rb") as file:
             return _read(file, name)
@@ -163,6 +165,8 @@ def _read(stream: IO[bytes], name: str) -> Log:
     total, rest, complete = 0, b"", True
     for piece in _pieces(stream):
         total += len(piece)
+        if total == len(piece) and not piece.strip(b"\0"):  # a device or a hole: there is no text to come
+            break
         cut = (rest + piece).rfind(b"\n")
         text = rest + piece
         if cut < 0 and len(text) < _LONGEST_LINE:

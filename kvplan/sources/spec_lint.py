@@ -42,6 +42,8 @@ def model_findings(model: ModelSpec, data: Any) -> Iterator[Remark]:
         yield Remark("warning", "no max_position_embeddings", (), "without it every plan needs --max-model-len")
     elif model.max_position_embeddings <= 0:
         yield Remark("error", "max_position_embeddings must be above 0", ("max_position_embeddings",))
+    if model.stated_positions is not None and model.stated_positions <= 0:
+        yield Remark("error", "stated_positions must be above 0", ("stated_positions",))
     if not model.source:
         yield Remark("warning", "no source", (), "say where the figures come from")
 

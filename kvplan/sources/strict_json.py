@@ -60,9 +60,12 @@ def read_file(path: str, *, limit: int, what: str = "config.json") -> bytes:
                 raise SpecError("is a folder", where=name, hint=f"name the {what} in it")
             if not stat.S_ISREG(status.st_mode):
                 raise SpecError("is not a regular file", where=name, hint=f"name a {what}")
-            data = bytearray()
-            while len(data) <= limit and (part := os.read(handle, limit + 1 - len(data))):
-                data += part
+            data = os.read(handle, min(status.st_size, limit) + 1)
+            if len(data) != status.st_size:  # a file that grows, or one without a size
+                more = bytearray(data)
+                while len(more) <= limit and (part := os.read(handle, limit + 1 - len(more))):
+                    more += part
+                data = bytes(more)
         finally:
             os.close(handle)
     except (OSError, ValueError) as error:
@@ -71,7 +74,7 @@ def read_file(path: str, *, limit: int, what: str = "config.json") -> bytes:
     if len(data) > limit:
         size = f"{status.st_size:,}" if status.st_size > limit else f"over {limit:,}"
         raise SpecError(f"is {size} bytes; a {what} has at most {limit:,}", where=name, hint="is it the right file?")
-    return bytes(data)
+    return data
 
 
 def decode(data: bytes, name: str) -> str:

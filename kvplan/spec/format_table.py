@@ -161,6 +161,15 @@ FORMATS: dict[str, dict[str, Any]] = {
         block_elements=128, block_bytes=131, use="weights", aliases=("gptq_8bit",),
         source="GPTQ, int8: per group of 128 an fp16 scale and a zero point of 8 bits",
     ),
+    "marlin24_g128": _row(
+        block_elements=128, block_bytes=50, use="weights", aliases=("marlin_24", "gptq_marlin_24"),
+        source="vLLM 0.11.0 quantization/gptq_marlin_24.py: of each four values two in int4 and two bits each on their "
+        "places; an fp16 scale per 128",
+    ),
+    "marlin24_channel": _row(
+        block_elements=8, block_bytes=3, row_scale_bytes=2, use="weights",
+        source="the same with one fp16 scale per output row",
+    ),
     "nf4": _row(
         block_elements=64, block_bytes=36, use="weights",
         aliases=("bnb", "bitsandbytes", "bnb_4bit", "bnb_nf4", "bnb_fp4"),

@@ -10,6 +10,10 @@ from kvplan.spec.shown import Shown
 SCHEMA = "kvplan.gpu/1"
 
 
+LEAST_BYTES = 1 << 20
+"""Engines count the memory of an accelerator in MiB and divide by it; less is a slip of the unit."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Price(Shown):
     """Dated on-demand price range of one accelerator."""
@@ -72,6 +76,8 @@ class GpuSpec(Shown):
         bandwidth = self.bandwidth_bytes_per_second
         if (bandwidth is not None and bandwidth <= 0) or self.datasheet_gb <= 0:
             raise ValueError("bandwidth_bytes_per_second and datasheet_gb must be above 0")
+        if self.device_bytes < LEAST_BYTES:
+            raise ValueError(f"its memory, {self.device_bytes:,} B, is too little for an accelerator")
 
     @property
     def device_bytes(self) -> int:

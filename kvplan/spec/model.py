@@ -100,10 +100,14 @@ class ModelSpec(Shown):
     layers: tuple[str, ...]
     """Block names in order, one per layer (patterns in the YAML file are spelled out here)."""
     max_position_embeddings: int | None = None
+    stated_positions: int | None = None
+    """The longest context as the configuration itself has it (the least of its keys), where that is not
+    `max_position_embeddings`, which counts YaRN's factor x original length; engines differ in which they take."""
     dtype: str = "bf16"
     tie_word_embeddings: bool = False
     rope: dict[str, Any] | None = None
-    """``type`` and its numbers, as in the configuration; None: plain rotary or none."""
+    """``type`` and its numbers, as in the configuration; None: plain rotary or none. An
+    ``original_max_position_embeddings`` that stands beside the rule and not in it is ``outer_original``."""
     checkpoint: Checkpoint | None = None
     position_embeddings: int = 0
     """Rows of a learned position table."""

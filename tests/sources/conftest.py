@@ -12,7 +12,19 @@ import pytest
 
 Tensor = tuple[str, str, tuple[int, ...]]
 """Name, dtype, shape."""
-BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "F8_E4M3": 1, "F8_E8M0": 1, "U8": 1, "I8": 1, "I32": 4, "I64": 8}
+BYTES = {
+    "I16": 2,
+    "BF16": 2,
+    "F16": 2,
+    "F32": 4,
+    "F64": 8,
+    "F8_E4M3": 1,
+    "F8_E8M0": 1,
+    "U8": 1,
+    "I8": 1,
+    "I32": 4,
+    "I64": 8,
+}
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,

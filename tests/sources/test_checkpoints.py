@@ -141,6 +141,50 @@ def test_mlx_checkpoint(checkpoints: Any, tmp_path: Path) -> None:
     assert model.checkpoint.stored["embedding"] == {"I32": 512 * 64 // 2, "BF16": 2 * 2 * 512}
 
 
+def test_half_of_the_values_with_their_places(checkpoints: Any, tmp_path: Path) -> None:
+    """Marlin's 2:4 sparsity: two of four values in 4 bits, two bits each on where they stood, a scale for 128."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8}
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+    group = {"targets": ["Linear"], "weights": weights}
+    said = {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"a": group},
+            "ignore": ["lm_head"]}  # fmt: skip
+    config = checkpoints.LLAMA | sizes | {"head_dim": None, "quantization_config": said}
+    config = {key: value for key, value in config.items() if value is not None}
+    tensors: list[Any] = []
+    for name, dtype, shape in checkpoints.llama_tensors(config):
+        if ".layers." not in name or len(shape) == 1:
+            tensors.append((name, dtype, shape))
+            continue
+        base, (out, width) = name.removesuffix(".weight"), shape
+        tensors += [
+            (f"{base}.weight_packed", "I32", (width // 32, 2 * out)), (f"{base}.meta", "I16", (width // 32, 2 * out)),
+            (f"{base}.scale_packed", "F16", (width // 128, out)), (f"{base}.weight_shape", "I64", (2,)),
+        ]  # fmt: skip
+    folder = checkpoints.write(tmp_path / "sparse", config, tensors)
+    model = find_model(str(folder))
+    assert main_parameters(model) == model.parameters
+    stored, computed = (plan(str(path), engine="generic", gpu="h100-sxm") for path in (folder, folder / "config.json"))
+    assert stored.memory is not None
+    assert computed.memory is not None
+    shapes = 16 * 7 * config["num_hidden_layers"]
+    assert stored.memory[0].weights_bytes == computed.memory[0].weights_bytes + shapes
+
+
+def test_an_encoder_that_the_files_lack_is_not_counted(checkpoints: Any, tmp_path: Path) -> None:
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64,
+              "num_attention_heads": 4, "image_size": 56, "patch_size": 14}  # fmt: skip
+    config = checkpoints.LLAMA | {"vision_config": vision}
+    tensors = checkpoints.llama_tensors(config)
+    folder = checkpoints.write(tmp_path / "text", config, tensors)
+    text = find_model(str(folder))
+    assert not text.towers
+    assert main_parameters(text) == text.parameters
+    assert any("no tensor of the vision encoder" in warning for warning in text.file_warnings)
+    assert find_model(str(folder / "config.json")).towers[0].parameters > 0
+    whole = checkpoints.write(tmp_path / "whole", config, [*tensors, ("vision_tower.conv.weight", "BF16", (32, 588))])
+    assert find_model(str(whole)).towers
+
+
 @pytest.mark.parametrize(
     ("more", "changes", "said"),
     [

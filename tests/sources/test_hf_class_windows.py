@@ -88,3 +88,20 @@ def test_falcon_as_first_published(said: Any, expected: int) -> None:
         **({"n_head_kv": said} if said is not ... else {}),
     })  # fmt: skip
     assert spec.blocks[spec.layers[0]].mixers[0].kv_heads == expected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "full"),
+    [("step3p5", [True] * 6), ("muse_glimmer", [False, True, False, False, False, True])],
+)
+def test_families_whose_files_list_their_layers(model_type: str, full: list[bool]) -> None:
+    """What the class makes of a file without ``layer_types``: no windows in Step 3.5, every fourth layer from the
+    last in Muse Glimmer."""
+    data = {
+        "model_type": model_type, "num_hidden_layers": 6, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 100, "sliding_window": 512,
+        "max_position_embeddings": 4096, "num_experts": 0,
+    }  # fmt: skip
+    model = read_config(data)
+    found = [model.blocks[name].mixers[0].streams()[0].window is None for name in model.layers]
+    assert found == full

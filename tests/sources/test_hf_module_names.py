@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvplan.errors import SpecError
 from kvplan.sources.hf.read import read_config
+from kvplan.spec.formats import get_format
 from kvplan.spec.model import Checkpoint, ModelSpec
 
 LAYERS = 4
@@ -102,7 +104,7 @@ def test_every_expert_by_name() -> None:
          "dense ffn in 1 of 4 layers"),
         ({"quant_method": "fp8", "ignored_layers": ["re:(a+)+$"]}, "1 patterns of module names are not judged"),
         ({"quant_method": "fp8", "ignored_layers": ["re:["]}, "1 patterns of module names are not judged"),
-        (groups((["Linear"], INT4)) | {"format": "marlin-24"}, "2:4 sparsity"),
+        (groups((["Linear"], INT8)) | {"format": "sparse-24-bitmask"}, "2:4 sparsity"),
     ],
 )  # fmt: skip
 def test_what_is_not_told_apart_is_said(quantization: dict[str, Any], said: str) -> None:
@@ -129,6 +131,11 @@ def test_bitsandbytes_that_is_switched_off() -> None:
     assert read({"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False}).checkpoint is None
 
 
+def test_bitsandbytes_before_it_had_a_name() -> None:
+    assert formats(read({"load_in_8bit": True, "llm_int8_threshold": 6.0}), "attention") == ["bnb_int8"]
+    assert formats(read({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}), "attention") == ["nf4"]
+
+
 def test_hostile_patterns_are_bounded() -> None:
     layers = read_config({**DENSE, "num_hidden_layers": 2000})
     hostile = {"quant_method": "fp8", "ignored_layers": [f"re:.*a.*b.*{i}.*x" for i in range(2000)]}
@@ -137,3 +144,69 @@ def test_hostile_patterns_are_bounded() -> None:
     assert time.process_time() - start < 60
     assert found.num_layers == layers.num_layers
     assert "not judged" in found.file_warnings[0]
+
+
+# ---- modelopt: an algorithm for each layer ----
+
+
+def mixed(layers: dict[str, str], *, nested: bool = False) -> dict[str, Any]:
+    listed = {name: {"quant_algo": algo, "group_size": 16} for name, algo in layers.items()}
+    said = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": listed}
+    return {"quant_method": "modelopt", **({"quantization": said} if nested else said)}
+
+
+def of_experts(algo: str, first: int = 1) -> dict[str, str]:
+    return {
+        f"model.layers.{i}.mlp.experts.{e}.{leaf}": algo for i in range(first, LAYERS) for e in range(4) for leaf in FFN
+    }
+
+
+def of_attention(algo: str, layers: int = LAYERS) -> dict[str, str]:
+    return {f"model.layers.{i}.self_attn.{q}_proj": algo for i in range(layers) for q in "qkvo"}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_mixed_precision_by_role(nested: bool) -> None:
+    found = read(mixed(of_experts("NVFP4") | of_attention("FP8"), nested=nested), EXPERTS)
+    assert formats(found, "routed_experts", "attention", "dense_ffn", "head") == ["nvfp4", "fp8_e4m3", "bf16", "bf16"]
+    assert found.checkpoint is not None
+    assert found.checkpoint.kv_cache_format == "fp8_e4m3"
+    assert not found.file_warnings
+
+
+def test_mixed_precision_that_differs_between_layers_is_said() -> None:
+    found = read(mixed(of_experts("NVFP4") | of_attention("FP8", 2)), EXPERTS)
+    assert formats(found, "routed_experts", "attention") == ["nvfp4", "fp8_e4m3"]
+    assert any("attention in 2 of 4 layers" in warning for warning in found.file_warnings)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"), [({}, "without quantized_layers"), (of_attention("W2A1"), "'W2A1' of model.layers.0.self_attn")]
+)
+def test_mixed_precision_that_is_not_understood(layers: dict[str, str], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        read(mixed(layers), EXPERTS)
+
+
+# ---- 2:4 sparsity of Marlin ----
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits"),
+    [
+        (groups((["Linear"], INT4)) | {"format": "marlin-24"}, 8 * 50 / 128),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin_24"}, 8 * 50 / 128),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1, "checkpoint_format": "marlin_24"}, 3.0),
+    ],
+)
+def test_half_of_the_values_and_where_they_stood(quantization: dict[str, Any], bits: float) -> None:
+    found = read(quantization)
+    assert found.checkpoint is not None
+    stored = get_format(found.checkpoint.format, use="weights")
+    assert 8 * stored.block_bytes / stored.block_elements == bits
+    assert not found.file_warnings
+
+
+def test_marlin_knows_no_other_sparse_formats() -> None:
+    with pytest.raises(SpecError, match="8 bits"):
+        read({"quant_method": "gptq", "bits": 8, "group_size": 128, "checkpoint_format": "marlin_24"})

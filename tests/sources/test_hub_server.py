@@ -210,3 +210,121 @@ def test_a_checkpoint_through_the_real_client(served: Served, kvplan: Any, check
     whole = sum(p.stat().st_size for p in served.folder.glob("*.safetensors"))
     sent = sum(n for method, name, n in served.asked if name.endswith(".safetensors"))
     assert 0 < sent < whole
+
+
+# ---- files on another host, as the real hub keeps them ----
+
+
+@pytest.fixture
+def cdn(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, str | None]]]:
+    """Large files are redirected to a second server; what it was asked: (file, range, authorization)."""
+    asked: list[tuple[str, str, str | None]] = []
+
+    class Far(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            path, _, query = self.path.partition("?")
+            said = self.headers.get("Range", "")
+            asked.append((path, said, self.headers.get("Authorization")))
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", said)
+            file = served.folder / path.removeprefix("/blobs/")
+            if wanted is None or query != "Signature=abc":
+                self.send_response(403)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            size, start = file.stat().st_size, int(wanted.group(1))
+            with file.open("rb") as opened:
+                opened.seek(start)
+                data = opened.read(min(int(wanted.group(2)) + 1, size) - start)
+            self.send_response(206)
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Content-Range", f"bytes {start}-{start + len(data) - 1}/{size}")
+            self.end_headers()
+            self.wfile.write(data)
+
+    far = ThreadingHTTPServer(("127.0.0.1", 0), Far)
+    threading.Thread(target=far.serve_forever, daemon=True).start()
+    plainly = Handler.do_GET
+
+    def do_GET(self: Handler) -> None:
+        path = unquote(self.path.partition("?")[0])
+        match = re.fullmatch(rf"/{REPO}/resolve/[^/]+/(.+\.safetensors)", path)
+        if match is None or not (self.folder / match.group(1)).is_file():
+            return plainly(self)
+        size = (self.folder / match.group(1)).stat().st_size
+        return self._answer(302, match.group(1), b"", {
+            "Location": f"http://localhost:{far.server_port}/blobs/{match.group(1)}?Signature=abc",
+            "X-Linked-Size": str(size), "X-Linked-ETag": '"linked"', "X-Repo-Commit": COMMIT,
+        })  # fmt: skip
+
+    monkeypatch.setattr(Handler, "do_GET", do_GET)
+    yield asked
+    far.shutdown()
+    far.server_close()
+
+
+def test_headers_come_from_the_host_of_the_files_and_no_token_goes_there(
+    served: Served, kvplan: Any, checkpoints: Any, cdn: list[tuple[str, str, str | None]]
+) -> None:
+    config = checkpoints.LLAMA | {"vocab_size": 50_000}
+    checkpoints.write(served.folder, config, checkpoints.llama_tensors(config), shards=3)
+    local = find_model(str(served.folder))
+    found = planned(kvplan("models", "show", REPO, "--hub", "--json", HF_TOKEN="hf_secret"))["models"][0]
+    assert found["parameters"] == local.parameters
+    assert len(cdn) == 3
+    assert all(said.startswith("bytes=0-") for _, said, _ in cdn)
+    assert {token for *_, token in cdn} == {None}
+    asked = len(cdn)
+    again = planned(kvplan("models", "show", REPO, "--hub", "--json"))["models"][0]
+    assert again["parameters"] == local.parameters
+    assert len(cdn) == asked  # headers are kept per commit
+    offline = planned(kvplan("models", "show", REPO, "--hub", "--json", HF_HUB_OFFLINE="1"))["models"][0]
+    assert offline["parameters"] == local.parameters
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said", "hint"),
+    [
+        (403, "GatedRepo", "is gated", "accept its terms"), (401, "GatedRepo", "is gated", "HF_TOKEN"),
+        (401, "RepoNotFound", "no repository", "HF_TOKEN"), (404, "RevisionNotFound", "no revision", "leave it out"),
+        (503, "", "answered 503", "try again later"), (429, "", "answered 429", "try again later"),
+    ],
+)  # fmt: skip
+def test_a_hub_that_says_no(
+    served: Served, kvplan: Any, monkeypatch: pytest.MonkeyPatch, status: int, code: str, said: str, hint: str
+) -> None:
+    def refuse(self: Handler) -> None:
+        headers = {"X-Error-Code": code, "X-Error-Message": "no"} if code else {}
+        self._answer(status, self.path, b"", headers)
+
+    monkeypatch.setattr(Handler, "do_GET", refuse)
+    done = kvplan("plan", f"{REPO}@v9", "--hub")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr
+    assert hint in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_hub_that_does_not_answer(served: Served, kvplan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = threading.Event()
+    monkeypatch.setattr(Handler, "do_GET", lambda self: gone.wait(30) and None)
+    try:
+        done = kvplan("plan", REPO, "--hub", HF_HUB_ETAG_TIMEOUT="1", HF_HUB_DOWNLOAD_TIMEOUT="1")
+    finally:
+        gone.set()
+    assert done.returncode == 2
+    assert "no answer in time" in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2
+
+
+def test_offline_without_a_copy(served: Served, kvplan: Any) -> None:
+    done = kvplan("plan", REPO, "--hub", HF_HUB_OFFLINE="1")
+    assert done.returncode == 2
+    assert "HF_HUB_OFFLINE is set" in done.stderr
+    assert not served.asked

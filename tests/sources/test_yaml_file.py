@@ -356,6 +356,12 @@ def test_lint_holds_the_parameter_count_against_the_published_one(tmp_path: Path
         ("id: sample-1b", "id: Sample 1B", "is not lower-case", "error"),
         ("source: written by hand\n", "", "no source", "warning"),
         ("max_position_embeddings: 32768\n", "", "no max_position_embeddings", "warning"),
+        (
+            "max_position_embeddings: 32768\n",
+            "max_position_embeddings: 32768\nstated_positions: -5\n",
+            "stated_positions must be above 0",
+            "error",
+        ),
         ("kind: full,", "kind: shared, source: nope,", "no block is called 'nope'", "error"),
         ("kind: full,", "kind: shared, source: linear,", "keeps no cache to share", "error"),
         (
@@ -375,7 +381,8 @@ def test_lint_remarks(tmp_path: Path, old: str, new: str, message: str, level: s
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("nvml_total_bytes: 85_899_345_920", "nvml_total_bytes: 81920", "does not fit a card of 80 GB"),
+        ("nvml_total_bytes: 85_899_345_920", "nvml_total_bytes: 81920", "81,920 B, is too little for an accelerator"),
+        ("nvml_total_bytes: 85_899_345_920", "nvml_total_bytes: 81_920_000", "does not fit a card of 80 GB"),
         ("bandwidth_bytes_per_second: 2_000_000_000_000", "bandwidth_bytes_per_second: 2000", "out of any range"),
         ("low_usd_per_hour: 1.5", "low_usd_per_hour: 3.5", "not above high_usd_per_hour"),
         ("nvml_total_source: made up\n", "", "no source for nvml_total_bytes"),

@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from functools import lru_cache
-from operator import sub
+from itertools import accumulate
 
 from kvplan.sources.checkpoint.safetensors import (
     Columns,
@@ -83,7 +83,8 @@ def _said(entry: bytes) -> tuple[Group, int] | None:
     if match is None:
         return None
     name, dtype, shape = match.groups()
-    return (*_cut(name), dtype, shape), stored_bytes(dtype, shape)
+    size = stored_bytes(dtype, shape)
+    return None if size < 0 else ((*_cut(name), dtype, shape), size)
 
 
 def _usual(data: bytes, room: int, layers: int) -> Counter[Group] | None:
@@ -91,7 +92,7 @@ def _usual(data: bytes, room: int, layers: int) -> Counter[Group] | None:
 
     It is cut into pieces of about a megabyte, which bounds what is held besides the header itself.
     """
-    spaced = b'": ' in data[:_CHUNK]  # as Python's own writer lays it out
+    spaced = b'": ' in data[:4096]  # as Python's own writer lays it out
     start = _START.match(data)
     body = data.rstrip(b" ")
     if b"\\" in data or start is None or not body.endswith(b"]}}"):
@@ -102,7 +103,7 @@ def _usual(data: bytes, room: int, layers: int) -> Counter[Group] | None:
     except (ValueError, RecursionError):
         return None
     between = b']}, "' if spaced else b']},"'
-    entries: set[int] = set()
+    seen: set[int] | None = set() if len(body) > _CHUNK else None
     names: dict[bytes, bytes] = {}
     groups: Counter[Group] = Counter()
     at, held, count = start.end(), 0, 0
@@ -110,23 +111,23 @@ def _usual(data: bytes, room: int, layers: int) -> Counter[Group] | None:
         cut = body.find(between, at + _CHUNK)
         piece = body[at : cut + 2 if cut >= 0 else len(body) - 1]
         piece = piece.replace(b'": ', b'":').replace(b", ", b",") if spaced else piece
-        found = _piece(piece, layers, entries, names, held)
+        found = _piece(piece, layers, seen, names, held)
         if found is None:
             return None
         part, held = found
         groups.update(part)
         count += part.total()
         at = cut + len(between) - 1 if cut >= 0 else len(body)
-    return groups if held == room and len(entries) == count else None
+    return groups if held == room and (seen is None or len(seen) == count) else None
 
 
 def _piece(
-    piece: bytes, layers: int, entries: set[int], names: dict[bytes, bytes], begin: int
+    piece: bytes, layers: int, seen: set[int] | None, names: dict[bytes, bytes], begin: int
 ) -> tuple[Counter[Group], int] | None:
     """(the groups of some entries, where their data end); None: not as usual.
 
     Args:
-        entries: hashes of the entries so far, to which those of the piece are added.
+        seen: hashes of the entries so far, to which those of the piece are added; None: there is one piece.
         names: names so far, with one number for every expert, and the one entry of each.
         begin: where the data of the first entry should begin.
     """
@@ -136,8 +137,13 @@ def _piece(
     parts = piece.split(_CUT)
     if len(parts) % 2:
         return None
-    entries.update(map(hash, parts[0::2]))
-    alike = _EXPERT.sub(b".experts.0.", piece).split(_CUT)[0::2]
+    alike, places = parts[0::2], parts[1::2]
+    if len(set(alike)) != len(alike):
+        return None
+    if seen is not None:
+        seen.update(map(hash, alike))
+    if len(between := _EXPERT.split(piece)) > 1:
+        alike = b".experts.0.".join(between).split(_CUT)[0::2]
     counts = Counter(alike)
     if any(names.setdefault(entry[: entry.find(b'"')], entry) != entry for entry in counts):
         return None
@@ -145,7 +151,8 @@ def _piece(
     said = {entry: found for entry, kind in zip(counts, kinds, strict=True) if (found := _said(kind)) is not None}
     if len(said) != len(counts):
         return None
-    end = _end(parts[1::2], [said[entry][1] for entry in alike], begin)
+    sizes = {entry: size for entry, (_, size) in said.items()}
+    end = _end(places, list(map(sizes.__getitem__, alike)), begin)
     if end is None:
         return None
     groups: Counter[Group] = Counter()
@@ -159,9 +166,9 @@ def _end(places: list[bytes], told: list[int], begin: int) -> int | None:
     text = b",".join(places)
     if text.translate(None, b"0123456789") != b"," * (2 * len(places) - 1):
         return None
-    numbers = text.split(b",")
-    begins, ends = numbers[0::2], numbers[1::2]
-    if begins[1:] != ends[:-1] or begins[0] != b"%d" % begin or not all(ends) or max(map(len, ends)) > 19:
+    try:
+        numbers = json.loads(b"[%b]" % text)
+    except ValueError:  # a number is missing, begins with a zero, or has thousands of digits
         return None
-    stops = list(map(int, ends))
-    return stops[-1] if told == list(map(sub, stops, [begin, *stops[:-1]])) else None
+    bounds = list(accumulate(told, initial=begin))
+    return bounds[-1] if numbers[0::2] == bounds[:-1] and numbers[1::2] == bounds[1:] else None

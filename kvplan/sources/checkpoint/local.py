@@ -125,6 +125,9 @@ class Folder:
 
     def _refuse_outside(self, path: str) -> None:
         """Refuse a link to a file elsewhere; the hub's cache keeps files in ``blobs`` beside ``snapshots``."""
+        name = os.path.basename(path)
+        if not os.path.islink(path) and os.path.join(self.path, name) == path:
+            return  # a file of the folder itself
         target = os.path.realpath(path)
         allowed = [self.real]
         if os.path.basename(os.path.dirname(self.real)) == "snapshots":

@@ -63,6 +63,12 @@ def measured(model: ModelSpec, files: Files, *, dtype_said: bool) -> ModelSpec:
     if said and abs(said - tally.total_bytes) > TOLERANCE * said and not warnings:
         total = human_bytes(said)
         warnings.append(f"the index says {total} of tensors, the files hold {human_bytes(tally.total_bytes)}")
+    if model.towers and "tower" not in tally.stored:
+        named = " and ".join(tower.name for tower in model.towers)
+        warnings.append(
+            f"the files hold no tensor of the {named} encoder that the configuration describes: none counted"
+        )
+        model = replace(model, towers=())
     model = replace(model, file_warnings=(*model.file_warnings, *warnings))
     return tally.applied(model)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SCALE = re.compile(
     r"(^|\.)(\w*weight_scale\w*|scales|\w+_scales|qzeros|g_idx|weight_(zero_point|shape|g_idx)|(in|out)put_scale\w*"
     r"|[kvqp]_scale|kv_scale|\w+_global_scale|act_scale|absmax|nested_\w+|quant_map|quant_state\.\w+|SCB|weight_format"
-    r"|biases)$"
+    r"|biases|B_meta|meta|scale_packed|s)$"
 )
 """What quantisation keeps beside the weights; no parameters."""
 _EXPERT = re.compile(r"\.experts\.[0-9]{1,6}\.")
@@ -123,4 +123,6 @@ def _bits_by_role(model: ModelSpec) -> dict[str, int]:
 
 def _bits(name: str) -> int:
     fmt = get_format(name, use="weights")
+    if fmt.name.startswith("marlin24"):  # a stored value stands for two weights, of which one is 0
+        return 2
     return 8 * fmt.block_bytes // fmt.block_elements

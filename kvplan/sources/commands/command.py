@@ -143,12 +143,20 @@ class Command(NamedTuple):
             length, warning = grammar.longest(changes, model, get_engine(engine if own else name).version, asked)
         except KvplanError as error:
             raise at_source(error, self.source) from None
-        rope = model.rope
+        rope, stated = model.rope, changes.length or model.stated_positions or model.max_position_embeddings
         if changes.rope is not None:
             kind, factor, original = changes.rope
             said = {"factor": factor, "original_max_position_embeddings": original}
+            if changes.legacy:  # the rule of an old release gave the length: no other multiplies it again
+                said, stated = {}, length
             rope = {"type": kind, **{k: v for k, v in said.items() if v}} if kind not in ("default", "mrope") else None
-        return replace(model, rope=rope, max_position_embeddings=length or None), [warning] if warning else []
+        changed = replace(
+            model,
+            rope=rope,
+            max_position_embeddings=length or None,
+            stated_positions=stated if stated != length else None,
+        )
+        return changed, [warning] if warning else []
 
 
 class Report(NamedTuple):

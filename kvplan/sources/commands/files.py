@@ -48,6 +48,8 @@ def read_text(path: str) -> str:
             where=name,
             hint="is it the right file?",
         )
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError("is UTF-16 text", where=name, hint="save it as UTF-8")
     if b"\0" in data:
         raise InputError("is a binary file", where=name, hint="name a script or a manifest")
     try:

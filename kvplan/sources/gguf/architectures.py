@@ -63,6 +63,14 @@ NEXTN_CACHED = frozenset(
 )
 """Architectures whose attention cache also covers the prediction layers at the end of the file."""
 
+ENCODERS_APART = frozenset(
+    {
+        "cogvlm", "deepseek2-ocr", "gemma3", "gemma3n", "gemma4", "glm5-next", "hunyuan_vl", "kimi-k3", "llama4",
+        "mistral3", "muse-glimmer", "paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "step35",
+    }
+)  # fmt: skip
+"""Architectures of whose models some see or hear, by an encoder that llama.cpp keeps in a file of its own."""
+
 NO_CACHE = frozenset(
     {
         "bert", "clip", "dream", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llada", "llada-moe",

@@ -116,10 +116,17 @@ def _spec(keys: Keys, name: str, metadata: Mapping[str, Any]) -> GgufModelSpec:
             id=_identifier(name), name=printable(name, 80), family=keys.architecture, architecture=keys.architecture,
             hidden_size=shape.hidden, vocab_size=_vocabulary(keys, metadata), blocks=blocks, layers=tuple(layers),
             max_position_embeddings=length, dtype=dtype, checkpoint=checkpoint,
-            source=f"GGUF metadata ({keys.architecture})", confidence="seen", file_warnings=_warnings(shape),
+            source=f"GGUF metadata ({keys.architecture})", confidence="seen", notes=_notes(keys),
+            file_warnings=_warnings(shape),
         )  # fmt: skip
     except ValueError as error:
         keys.fail(str(error))
+
+
+def _notes(keys: Keys) -> tuple[str, ...]:
+    if keys.architecture not in arch.ENCODERS_APART:
+        return ()
+    return ("text alone: an encoder of images or sound, if the model has one, is a file of its own (mmproj)",)
 
 
 def _block_name(block: Block, taken: dict[str, Block]) -> str:

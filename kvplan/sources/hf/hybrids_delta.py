@@ -187,8 +187,10 @@ def glm_next(cfg: Config) -> Layers:
         own = indexers[layer] == "full"
         tensors = streams + _latent_bias(cfg) + (_index_pool(cfg) if own else ())
         base = "mla" if own else "mla_shared_index"
-        stack.add(base + suffix(ffns), plain_block(latent_attention(cfg, indexer=own), ffns, tensors))
-    return _with_drafts(cfg, stack, latent_attention(cfg), _latent_bias(cfg) + _index_pool(cfg))
+        mixer = latent_attention(cfg, indexer=own, index_pool=_pooled_keys(cfg) if own else None)
+        stack.add(base + suffix(ffns), plain_block(mixer, ffns, tensors))
+    draft = latent_attention(cfg, index_pool=_pooled_keys(cfg))
+    return _with_drafts(cfg, stack, draft, _latent_bias(cfg) + _index_pool(cfg))
 
 
 def _check_mlp_kinds(cfg: Config, count: int) -> None:
@@ -227,9 +229,14 @@ def _hyper_connections(cfg: Config) -> tuple[ExtraTensor, ...]:
     )
 
 
+def _pooled_keys(cfg: Config) -> int:
+    """Tokens whose index keys are pooled into one."""
+    return optional(cfg, 16, "index_kpool")
+
+
 def _index_pool(cfg: Config) -> tuple[ExtraTensor, ...]:
     """Weights that pool index keys: one gate per key element, one position vector per pooled token."""
-    dim, pool = cfg.need_int("index_head_dim"), optional(cfg, 16, "index_kpool")
+    dim, pool = cfg.need_int("index_head_dim"), _pooled_keys(cfg)
     return (
         ExtraTensor(name="indexer_pool_gate", shape=(dim, hidden_size(cfg))),
         ExtraTensor(name="indexer_pool_ape", shape=(pool, dim), role="norm"),

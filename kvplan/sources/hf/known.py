@@ -10,7 +10,8 @@ TIED = frozenset(
         "cohere2", "falcon", "RefinedWeb", "RefinedWebModel", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "bloom", "mpt",
         "starcoder2", "whisper", "recurrent_gemma", "lfm2", "lfm2_moe", "mamba", "zamba2", "plamo2", "rwkv",
         "biogpt", "cohere2_moe", "cohere_compass_text", "ctrl", "gemma4_unified_text", "gpt_neox_japanese",
-        "granite_swa", "openai-gpt", "vaultgemma", "xglm",
+        "granite_swa", "openai-gpt", "vaultgemma", "xglm", "jetmoe", "lfm3", "minicpm3", "modernbert-decoder",
+        "youtu",
     )
 )  # fmt: skip
 """Families whose head is the embedding unless the file says otherwise (their classes' default)."""
@@ -40,6 +41,11 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "afmoe": {"head_dim": 128, "sliding_window": 1024},
     "cohere2": {"sliding_window": 4096}, "cohere_compass_text": {"sliding_window": 4096},
     "cohere2_moe": {"head_dim": 128, "sliding_window": 4096},
+    "beam": {"head_dim": 128, "sliding_window": 512}, "hrm_text": {"head_dim": 128, "H_cycles": 2, "L_cycles": 3},
+    "modernbert-decoder": {"local_attention": 128}, "lfm3": {"head_dim": 128, "sliding_window": 256, "conv_L_cache": 7},
+    "cpmant": {"position_bias_max_distance": 2048, "position_bias_num_buckets": 512, "segment_types": 32,
+               "prompt_types": 32, "prompt_length": 32, "dim_head": 128, "dim_ff": 10240},
+    "jetmoe": {"kv_channels": 128, "num_key_value_heads": 16, "num_local_experts": 8, "num_experts_per_tok": 2},
     "cwm": {"head_dim": 128, "num_key_value_heads": 8, "sliding_window": 8192},
     "exaone4": {"sliding_window": 4096}, "exaone_moe": {"sliding_window": 4096},
     "flint": {"head_dim": 128, "sliding_window": 513, "mlp_only_layers": [0, 1]},
@@ -80,6 +86,6 @@ WITHOUT_EFFECT = (
     "sliding_window_pattern", "_sliding_window_pattern", "kv_cache_dtype", "layer_types", "num_kv_heads",
     "n_head", "n_heads", "layer_norm_epsilon", "n_head_kv", "index_share_for_mtp_iteration", "mtp_layers_block_type",
     "mtp_hybrid_override_pattern", "mtp_layer_types", "mtp_mlp_layer_types", "mamba_ssm_dtype", "mamba_ssm_cache_dtype",
-    "chunk_size", "mamba_chunk_size", "use_mamba_kernels", "expert_layer_offset",
+    "chunk_size", "mamba_chunk_size", "chunk_size_feed_forward", "use_mamba_kernels", "expert_layer_offset",
 )  # fmt: skip
 """Fields whose names look like caches and that change none, or whose effect the family's reader has covered."""

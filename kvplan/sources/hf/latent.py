@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from kvplan.errors import printable
 from kvplan.sources.hf.attention import checked, hidden_size, latent_attention, query_heads
 from kvplan.sources.hf.ffn import dense_ffn, ffn_for_layer, is_moe_layer, moe_ffn
 from kvplan.sources.hf.keys import Config, Layers
@@ -32,8 +34,8 @@ def indexer_layers(cfg: Config, count: int) -> list[bool]:
 def latent(cfg: Config, **fields: Any) -> Layers:
     """MLA in every layer, dense FFNs first and experts after.
 
-    Sources: transformers 5.24.0 ``models/deepseek_v3``, ``deepseek_v32``, ``glm_moe_dsa``, ``mistral4``
-    and ``mistral_large4`` (each ``modeling_*.py``).
+    Sources: transformers 5.24.0 ``models/deepseek_v3``, ``deepseek_v32``, ``glm_moe_dsa``, ``mistral4``,
+    ``mistral_large4`` and ``youtu`` (each ``modeling_*.py``).
     """
     count = layer_count(cfg)
     _refuse_shared_latents(cfg, count)
@@ -45,6 +47,58 @@ def latent(cfg: Config, **fields: Any) -> Layers:
         block = Block(mixers=(mixers[own[i]],), ffns=ffn_for_layer(cfg, i))
         layers.append(Layer(block, "indexed" if own[i] else "reuse", "moe" if is_moe_layer(cfg, i) else "dense"))
     return stack(layers, **drafts(cfg, layers))
+
+
+def minicpm3(cfg: Config) -> Layers:
+    """MiniCPM3: MLA whose values are as wide as a head of the hidden size, where the file does not say."""
+    width, heads = hidden_size(cfg), query_heads(cfg)
+    if cfg.get("v_head_dim") is None:
+        cfg.data = {**cfg.data, "v_head_dim": width // heads}
+    return latent(cfg)
+
+
+def axk1(cfg: Config) -> Layers:
+    """A.X-K1: DeepSeek-V3 with one more norm behind each mixture.
+
+    Source: transformers 5.24.0 ``models/axk1/modeling_axk1.py``.
+    """
+    found = latent(cfg)
+    for name, block in found.blocks.items():
+        if any(getattr(ffn, "experts", 0) for ffn in block.ffns):
+            found.blocks[name] = replace(block, norms=block.norms + 1)
+    return found
+
+
+def axk2(cfg: Config) -> Layers:
+    """A.X-K2: MLA with an indexer, a gate on its output beside the queries, and norms with narrow gates.
+
+    Source: transformers 5.24.0 ``models/axk2/modeling_axk2.py``.
+    """
+    kinds = set(map(str, cfg.maybe_list("layer_types") or ()))
+    if kinds - {"indexed_attention"}:
+        raise cfg.error(
+            f"layer_types has {printable(repr(min(kinds - {'indexed_attention'})), 40)}, which is not understood"
+        )
+    width, heads, rank = hidden_size(cfg), query_heads(cfg), cfg.need_int("q_lora_rank")
+    head = cfg.need_int("qk_nope_head_dim") + cfg.need_int("qk_rope_head_dim") + 2 * cfg.need_int("v_head_dim")
+    gate = ExtraTensor(name="attn_gate", shape=(heads * head, rank))
+    narrow = cfg.need_int("gated_norm_rank")
+    found = latent(cfg)
+    for name, block in found.blocks.items():
+        gated = 2 if any(getattr(ffn, "experts", 0) for ffn in block.ffns) else 1
+        norms = ExtraTensor(name="norm_gates", shape=(2 * narrow, width), count=gated, role="norm")
+        found.blocks[name] = replace(block, tensors=(*block.tensors, gate, norms))
+    return found
+
+
+def sarvam_mla(cfg: Config) -> Layers:
+    """Sarvam's MLA: DeepSeek-V3 under other names.
+
+    Source: transformers 5.24.0 ``models/sarvam_mla/configuration_sarvam_mla.py``.
+    """
+    drafts_of = cfg.maybe_int("num_nextn_predict_layers", "num_mtp_layers") or 0
+    cfg.data = {**cfg.data, "num_nextn_predict_layers": drafts_of}
+    return latent(cfg)
 
 
 def _refuse_shared_latents(cfg: Config, count: int) -> None:
@@ -176,9 +230,13 @@ def _hyper_head(cfg: Config) -> tuple[ExtraTensor, ...]:
 LATENT: dict[str, Callable[[Config], Layers]] = {
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe_lite", "glm_moe_dsa", "mistral4",
-         "mistral_large4", "mistral_large4_text"),
+         "mistral_large4", "mistral_large4_text", "youtu"),
         latent,
     ),
+    "axk1": axk1,
+    "axk2": axk2,
+    "minicpm3": minicpm3,
+    "sarvam_mla": sarvam_mla,
     "longcat_flash": longcat,
     **dict.fromkeys(("deepseek_v4", "deepseek_v41", "deepseek_v41_text"), compressed),
 }  # fmt: skip

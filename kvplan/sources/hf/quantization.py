@@ -22,8 +22,16 @@ _EXCLUSIONS = (
     "llm_int8_skip_modules",
     "exclude",
 )
+_MARLIN_24 = "marlin-24"
 PART_APART = "quantization_config: "
 """How a warning begins about weights that the file's formats do not tell apart; the bytes of its tensors do."""
+_TAKE_OUT = "take quantization_config out of the file and say how the weights are stored with --weights FORMAT"
+_MODELOPT = {
+    "FP8": "fp8_e4m3", "FP8_PER_CHANNEL_PER_TOKEN": "fp8_channel", "FP8_PB_WO": "fp8_block",
+    "FP8_BLOCK_SCALES": "fp8_block", "NVFP4": "nvfp4",
+    "NVFP4_AWQ": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A16_AWQ": "awq", "MXFP8": "mxfp8",
+}  # fmt: skip
+"""``quant_algo`` -> format."""
 _BY_WEIGHT = ("routed_experts", "dense_ffn", "attention", "shared_experts", "head", "embedding")
 """Roles, those with the most weights first."""
 
@@ -47,10 +55,12 @@ def read_checkpoint(cfg: Config, outer: Config, layers: Layers) -> tuple[Checkpo
     reader = _METHODS.get(method.replace("_", "-"))
     if not method and part.get("bits") and part.get("group_size"):
         reader = _mlx
+    if not method and part.get("load_in_4bit", "load_in_8bit"):  # before files named their method
+        reader = _bitsandbytes
     if reader is None:
         raise cfg.error(
             f"quantization_config: method {printable(repr(method), 40)} is not understood",
-            hint="take quantization_config out of the file and say how the weights are stored with --weights FORMAT",
+            hint=_TAKE_OUT,
         )
     name, roles, kv = reader(part)
     given = _given(part, method)
@@ -105,6 +115,8 @@ def _given(part: Config, method: str) -> list[_Exception]:
         found += _groups(part)
     if method == "gptq":
         found += _dynamic(part)
+    if method.startswith("modelopt"):
+        found += _layer_by_layer(part)
     if method == "auto-round":
         found += _by_name(part, part.maybe_dict("extra_config") or {})
     if not method:
@@ -150,10 +162,25 @@ def _dynamic(part: Config) -> list[_Exception]:
     return found
 
 
+def _layer_by_layer(part: Config) -> list[_Exception]:
+    """Modules with an algorithm of their own (``MIXED_PRECISION``); the others are left as they were.
+
+    Source: vLLM 0.33.0 ``vllm/model_executor/layers/quantization/modelopt.py``, ``ModelOptMixedPrecisionConfig``.
+    """
+    nested = part.child("quantization") or part
+    by_format: dict[str | None, list[str]] = {}
+    for module, said in (nested.maybe_dict("quantized_layers") or {}).items():
+        algo = said.get("quant_algo") if isinstance(said, dict) else said
+        if algo is not None:
+            by_format.setdefault(_modelopt_format(part, str(algo), module), []).append(module)
+    return list(by_format.items())
+
+
 def _sparse(part: Config) -> str:
     """The warning about 2:4 sparsity."""
     sparse = part.maybe_dict("sparsity_config") or {}
-    word = next((w for w in (part.get("format"), sparse.get("format")) if "24" in str(w)), None)
+    said = (part.get("format"), sparse.get("format"), part.get("checkpoint_format"))
+    word = next((w for w in said if "24" in str(w) and str(w).replace("_", "-") != _MARLIN_24), None)
     return f"{PART_APART}{printable(str(word), 30)}: 2:4 sparsity is counted as if it were dense" if word else ""
 
 
@@ -232,6 +259,8 @@ def _config_groups(part: Config) -> list[tuple[str, list[str]]]:
 
 def _scheme_format(weights: Config, packing: str) -> str:
     bits, kind = weights.need_int("num_bits"), str(weights.get("type") or "int")
+    if packing.replace("_", "-") == _MARLIN_24:
+        return _marlin_24(weights, bits, weights.maybe_int("group_size") or 0)
     group, strategy = weights.maybe_int("group_size"), str(weights.get("strategy") or "")
     if kind == "float":
         if bits == 8:
@@ -248,6 +277,16 @@ def _scheme_format(weights: Config, packing: str) -> str:
     raise weights.error(f"quantization_config: {bits}-bit {kind} weights in groups of {group} are not understood")
 
 
+def _marlin_24(part: Config, bits: int, group: int) -> str:
+    """Half of the values, and two bits on each that say where it stood.
+
+    Source: vLLM 0.11.0 ``vllm/model_executor/layers/quantization/gptq_marlin_24.py``.
+    """
+    if bits != 4 or group not in (-1, 0, 128):
+        raise part.error(f"quantization_config: {_MARLIN_24} with {bits} bits and groups of {group} is not understood")
+    return "marlin24_g128" if group == 128 else "marlin24_channel"
+
+
 def _scheme(part: Config | None) -> str | None:
     """A ``kv_cache_scheme``: fp8 is the only one that checkpoints carry."""
     if part is None or part.maybe_int("num_bits") is None:
@@ -259,18 +298,23 @@ def _scheme(part: Config | None) -> str | None:
 
 def _modelopt(part: Config) -> _Found:
     nested = part.child("quantization") or part
-    algo = str(nested.get("quant_algo") or part.get("quant_algo") or "").upper()
-    names = {
-        "FP8": "fp8_e4m3", "FP8_PER_CHANNEL_PER_TOKEN": "fp8_channel", "FP8_PB_WO": "fp8_block", "NVFP4": "nvfp4",
-        "NVFP4_AWQ": "nvfp4", "W4A16_AWQ": "awq", "MXFP8": "mxfp8", "MIXED_PRECISION": "",
-    }  # fmt: skip
-    if not names.get(algo):
-        raise part.error(
-            f"quantization_config: quant_algo {printable(repr(algo), 40)} is not understood",
-            hint="take quantization_config out of the file and say how the weights are stored with --weights FORMAT",
-        )
+    algo = str(nested.get("quant_algo") or part.get("quant_algo") or "")
     kv = {"FP8": "fp8_e4m3", "NVFP4": "nvfp4"}.get(str(nested.get("kv_cache_quant_algo") or "").upper())
-    return names[algo], _MATRICES, kv or _scheme(part.child("kv_cache_scheme"))
+    kv = kv or _scheme(part.child("kv_cache_scheme"))
+    if algo.upper() == "MIXED_PRECISION":
+        if not nested.maybe_dict("quantized_layers"):
+            raise part.error("quantization_config: MIXED_PRECISION without quantized_layers", hint=_TAKE_OUT)
+        return None, (), kv
+    return _modelopt_format(part, algo), _MATRICES, kv
+
+
+def _modelopt_format(part: Config, algo: str, module: str = "") -> str:
+    if (found := _MODELOPT.get(algo.upper())) is None:
+        of = f" of {printable(module, 80)}" if module else ""
+        raise part.error(
+            f"quantization_config: quant_algo {printable(repr(algo), 40)}{of} is not understood", hint=_TAKE_OUT
+        )
+    return found
 
 
 def _said(part: Config, default: int, *keys: str) -> int:
@@ -288,6 +332,8 @@ def _awq(part: Config) -> _Found:
 
 def _gptq(part: Config) -> _Found:
     bits, group = _said(part, 4, "bits"), _said(part, 128, "group_size")
+    if str(part.get("checkpoint_format") or "").replace("_", "-") == _MARLIN_24:
+        return _marlin_24(part, bits, group), _MATRICES, None
     names = {(4, 128): "gptq", (4, 64): "gptq_g64", (4, 32): "gptq_g32", (8, 128): "gptq_int8"}
     if (bits, group) not in names:
         raise part.error(f"quantization_config: GPTQ with {bits} bits and groups of {group} is not understood")
@@ -320,6 +366,7 @@ def _fbgemm(part: Config) -> _Found:
 
 _METHODS: dict[str, Any] = {
     "fp8": _fp8, "mxfp4": _mxfp4, "gpt-oss-mxfp4": _mxfp4, "compressed-tensors": _compressed_tensors,
-    "modelopt": _modelopt, "modelopt-fp4": _modelopt, "nvfp4": _modelopt, "awq": _awq, "gptq": _gptq,
+    "modelopt": _modelopt, "modelopt-fp4": _modelopt, "modelopt-mixed": _modelopt, "modelopt-mxfp8": _modelopt,
+    "nvfp4": _modelopt, "awq": _awq, "gptq": _gptq,
     "auto-round": _gptq, "bitsandbytes": _bitsandbytes, "fbgemm-fp8": _fbgemm,
 }  # fmt: skip

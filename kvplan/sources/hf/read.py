@@ -17,6 +17,7 @@ from kvplan.sources.hf.latent import LATENT
 from kvplan.sources.hf.layout import ASSUME_HINT
 from kvplan.sources.hf.plain import PLAIN
 from kvplan.sources.hf.plain_more import PLAIN_MORE
+from kvplan.sources.hf.plain_other import PLAIN_OTHER
 from kvplan.sources.hf.quantization import cfg_dtype, read_checkpoint, recurrent_dtype
 from kvplan.sources.hf.special import ARCHITECTURES, SPECIAL
 from kvplan.sources.hf.towers import image_tokens, read_towers
@@ -25,7 +26,7 @@ from kvplan.spec.model import ModelSpec
 
 Reader = Callable[[Config], Layers]
 
-FAMILIES: dict[str, Reader] = {**PLAIN, **PLAIN_MORE, **LATENT, **GEMMA, **CROSS, **SPECIAL}
+FAMILIES: dict[str, Reader] = {**PLAIN, **PLAIN_MORE, **PLAIN_OTHER, **LATENT, **GEMMA, **CROSS, **SPECIAL}
 """``model_type`` -> reader, for every family whose layers attend; hybrids are in `kvplan.sources.hf.hybrids`."""
 
 ASSUMPTIONS = ("llama-like",)
@@ -154,13 +155,14 @@ def _assemble(cfg: Config, outer: Config, found: Layers, kind: str, architecture
     called = printable(
         str(name or outer.get("_name_or_path", "name_or_path") or kind).rstrip("/").rsplit("/", 1)[-1], 100
     )
-    limit, rope = context(cfg, outer)
+    limit, stated, rope = context(cfg)
     checkpoint, warnings = read_checkpoint(cfg, outer, found)
     try:
         return ModelSpec(
             id=called.lower(), name=called, family=kind, architecture=architecture or kind, hidden_size=width,
             vocab_size=cfg.need_int("vocab_size", "padded_vocab_size"), blocks=found.blocks, layers=found.layers,
-            max_position_embeddings=limit, dtype=cfg_dtype(cfg, outer), recurrent_dtype=recurrent_dtype(cfg),
+            max_position_embeddings=limit, stated_positions=stated, dtype=cfg_dtype(cfg, outer),
+            recurrent_dtype=recurrent_dtype(cfg),
             tie_word_embeddings=_tied(cfg, outer, kind), rope=rope, checkpoint=checkpoint,
             position_embeddings=found.position_embeddings,
             embedding_size=found.embedding_size, final_norms=found.final_norms, tensors=found.tensors,
@@ -180,25 +182,24 @@ def _tied(cfg: Config, outer: Config, kind: str) -> bool:
     return kind in TIED
 
 
-def context(cfg: Config, outer: Config) -> tuple[int | None, dict[str, Any] | None]:
-    """(longest context, rope rule as the file has it).
+def context(cfg: Config) -> tuple[int | None, int | None, dict[str, Any] | None]:
+    """(longest context, the same as the file states it where that is another, rope rule as the file has it).
 
     ``model_max_length`` wins where it is set (Command R). YaRN reaches factor x the original length, which
     most files have already written into ``max_position_embeddings``; then nothing is multiplied again.
     """
-    limit = cfg.maybe_int("model_max_length")
-    for key in _CONTEXT:
-        if limit is None:
-            limit = cfg.maybe_int(key)
-        cfg.ignore((key,))
-    if limit is not None and limit <= 0:
-        raise cfg.error(f"max_position_embeddings must be above 0, not {limit}")
+    own = cfg.maybe_int("model_max_length")
+    listed = [n for n in map(cfg.maybe_int, _CONTEXT) if n is not None]
+    stated = min(listed, default=None) if own is None else own
+    limit = next(iter(listed), None) if own is None else own
+    if stated is not None and stated <= 0:
+        raise cfg.error(f"max_position_embeddings must be above 0, not {stated}")
     rope = _rope(cfg)
     if rope and limit and rope["type"] == "yarn":
         original, factor = rope.get("original_max_position_embeddings") or limit, rope.get("factor")
         if isinstance(factor, int | float) and isinstance(original, int) and not isinstance(factor, bool):
             limit = max(limit, int(original * factor))
-    return limit, rope
+    return limit, stated if stated != limit else None, rope
 
 
 _MAX_ROPE = 2**40
@@ -226,7 +227,11 @@ def _rope(cfg: Config) -> dict[str, Any] | None:
     numbers = {k: value[k] for k in kept if value.get(k) is not None}
     if any(not 0 <= v <= _MAX_ROPE for v in numbers.values()):
         raise cfg.error("rope_scaling has a number that no model has", hint="check its factor")
-    return {"type": printable(kind, 40), **{k: v if v % 1 else int(v) for k, v in numbers.items()}}
+    outer = cfg.maybe_int("original_max_position_embeddings")
+    return {
+        "type": printable(kind, 40), **{k: v if v % 1 else int(v) for k, v in numbers.items()},
+        **({"outer_original": outer} if outer and outer > 0 else {}),
+    }  # fmt: skip
 
 
 def _refuse_unread(cfg: Config) -> None:

@@ -122,7 +122,8 @@ def step3(cfg: Config) -> Layers:
 def step3p5(cfg: Config) -> Layers:
     """Step-3.5 and 3.7: sliding layers have more query heads; a gate per head.
 
-    Source: transformers 5.24.0 ``models/step3p7/modeling_step3p7.py`` and its configuration.
+    Without ``layer_types`` no layer slides. Source: transformers 5.24.0 ``models/step3p7/modeling_step3p7.py`` and
+    its configuration.
     """
     other = cfg.child("attention_other_setting")
     sliding_heads = other.maybe_int("num_attention_heads") if other is not None else None
@@ -130,7 +131,7 @@ def step3p5(cfg: Config) -> Layers:
         cfg.maybe_int("num_sliding_attention_heads") or sliding_heads or cfg.maybe_int("swa_num_attention_heads")
     )
     layers = []
-    for i, window in enumerate(layer_windows(cfg)):
+    for i, window in enumerate(layer_windows(cfg, lambda i: False)):
         heads = None if window is None else sliding_heads
         mixer = softmax_attention(cfg, window=window, query_heads=heads, qk_norm="head", gate_per_head=True)
         block = Block(mixers=(mixer,), ffns=ffn_for_layer(cfg, i))
@@ -179,7 +180,7 @@ def minimax_m3(cfg: Config) -> Layers:
     """
     nested = cfg.child("sparse_attention_config") or cfg
     cfg.ignore(("use_qk_norm", "qk_norm_type", "dense_intermediate_size", "rotary_dim"))
-    cfg.ignore(("index_block_size", "index_topk_blocks", "index_local_blocks"))
+    cfg.ignore(("index_local_blocks",))
     count = layer_count(cfg)
     kinds = cfg.maybe_list("layer_types", length=count)
     listed = nested.maybe_list("sparse_attention_freq", length=count)
@@ -188,6 +189,10 @@ def minimax_m3(cfg: Config) -> Layers:
         "index_head_dim": nested.maybe_int("sparse_index_dim", "index_head_dim") or head_dim(cfg),
         "index_heads": nested.maybe_int("sparse_num_index_heads", "index_n_heads") or 1,
     }
+    blocks = nested.maybe_int("sparse_topk_blocks", "index_topk_blocks")
+    size = nested.maybe_int("sparse_block_size", "index_block_size")
+    if blocks and size:
+        index["index_topk"] = blocks * size
     layers = []
     for i in range(count):
         mixer = softmax_attention(cfg, qk_norm="head", **(index if sparse[i] else {}))
@@ -201,8 +206,9 @@ def muse(cfg: Config) -> Layers:
 
     Source: transformers 5.24.0 ``models/muse_glimmer/modeling_muse_glimmer.py`` (q/k norms without weights).
     """
+    last = layer_count(cfg) - 1  # every fourth layer, counted from there, is global
     layers = []
-    for i, window in enumerate(layer_windows(cfg)):
+    for i, window in enumerate(layer_windows(cfg, lambda i: (last - i) % 4 != 0)):
         mixer = softmax_attention(cfg, window=window, output_gate=True)
         block = Block(mixers=(mixer,), ffns=ffn_for_layer(cfg, i), norms=4)
         layers.append(Layer(block, "global" if window is None else "local"))

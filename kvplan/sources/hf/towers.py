@@ -32,6 +32,9 @@ def read_towers(cfg: Config, outer: Config, width: int) -> tuple[Tower, ...]:
         count = _rule(kind, str(outer.get("model_type") or ""))(vision, width)
         if count:
             found.append(Tower(name="vision", parameters=count))
+    audio = _vision_part(outer, "audio_config")
+    if audio is not None and str(audio.get("model_type") or outer.get("model_type") or "").startswith("gemma4"):
+        found.append(Tower(name="audio", parameters=_gemma4_audio(audio, width)))
     fixed = _FIXED.get(str(outer.get("model_type") or ""))
     if fixed:
         return (Tower(name=fixed[0], parameters=fixed[1]),)
@@ -48,10 +51,18 @@ def image_tokens(outer: Config) -> int | None:
     vision = _vision_part(outer, "vision_config")
     if vision is None:
         return None
-    size, patch = vision.maybe_int("image_size"), vision.maybe_int("patch_size")
+    size, patch = _side(vision, "image_size"), _side(vision, "patch_size")
     if not size or not patch:
         return None
     return ((size // patch) ** 2 + 1) * (vision.maybe_int("max_num_tiles") or 1)
+
+
+def _side(vision: Config, key: str) -> int | None:
+    """A side of an image or a patch, which some files give twice: height and width."""
+    value = vision.get(key)
+    if isinstance(value, list) and value and all(v == value[0] for v in value):
+        return vision.as_int(value[0], key)
+    return vision.maybe_int(key)
 
 
 def _vision_part(outer: Config, *keys: str) -> Config | None:
@@ -81,7 +92,7 @@ def _sizes(vision: Config) -> tuple[int, int, int, int]:
         vision.maybe_int("hidden_size", "embed_dim", "width") or 0,
         vision.maybe_int("num_hidden_layers", "depth", "layers") or 0,
         vision.maybe_int("intermediate_size") or 0,
-        vision.maybe_int("patch_size") or 14,
+        _side(vision, "patch_size") or 14,
     )
 
 
@@ -94,7 +105,7 @@ def _siglip(vision: Config, width: int) -> int:
     """SigLIP with a normed projection (Gemma 3)."""
     d, depth, wide, patch = _sizes(vision)
     layer = 4 * (d * d + d) + 2 * d * wide + wide + d + 4 * d
-    positions = ((vision.maybe_int("image_size") or 224) // patch) ** 2
+    positions = ((_side(vision, "image_size") or 224) // patch) ** 2
     return depth * layer + _COLOURS * d * patch * patch + d + positions * d + 2 * d + d + d * width
 
 
@@ -138,7 +149,7 @@ def _mllama(vision: Config, width: int) -> int:
     depth += vision.maybe_int("num_global_layers") or 0
     tiles, ratios = vision.maybe_int("max_num_tiles") or 4, len(vision.maybe_list("supported_aspect_ratios") or ()) or 8
     layer = 4 * d * d + 2 * d * wide + wide + d + 4 * d
-    positions = ((vision.maybe_int("image_size") or 448) // patch) ** 2 + 1
+    positions = ((_side(vision, "image_size") or 448) // patch) ** 2 + 1
     tables = positions * d + (ratios + 1) * tiles * positions * d + 2 * (ratios + 1) * tiles * d
     out = vision.maybe_int("vision_output_dim") or 6 * d
     return depth * layer + _COLOURS * d * patch * patch + d + tables + 4 * d + out * width + width
@@ -148,16 +159,48 @@ def _llama4(vision: Config, width: int) -> int:
     """Llama 4: biased attention, a two-layer adapter after the pixel shuffle, and the projector."""
     d, depth, wide, patch = _sizes(vision)
     layer = 4 * (d * d + d) + 2 * d * wide + wide + d + 4 * d
-    positions = ((vision.maybe_int("image_size") or 336) // patch) ** 2 + 1
+    positions = ((_side(vision, "image_size") or 336) // patch) ** 2 + 1
     out = vision.maybe_int("vision_output_dim") or 4096
     adapter = wide * out + out * out
     return depth * layer + _COLOURS * d * patch * patch + d + positions * d + 4 * d + adapter + out * width
 
 
 def _gated(vision: Config, width: int) -> int:
-    """A vision transformer with gated FFNs and no biases (Gemma 4, GLM 5.3, Muse)."""
+    """A vision transformer with gated FFNs and no biases (GLM 5.3, Muse)."""
     d, depth, wide, patch = _sizes(vision)
     return depth * (4 * d * d + 3 * d * wide + 4 * d) + _COLOURS * d * patch * patch + d * width
+
+
+def _gemma4(vision: Config, width: int) -> int:
+    """Gemma 4: four norms a layer, norms over heads, and a table of positions for each axis.
+
+    Source: transformers 5.24.0 ``models/gemma4/modeling_gemma4.py``.
+    """
+    d, depth, wide, patch = _sizes(vision)
+    heads = vision.maybe_int("num_attention_heads") or 12
+    size = vision.maybe_int("head_dim") or d // max(heads, 1)
+    kv = (vision.maybe_int("num_key_value_heads") or heads) * size
+    layer = 2 * d * heads * size + 2 * d * kv + 3 * d * wide + 4 * d + 2 * size
+    table = 2 * (vision.maybe_int("position_embedding_size") or 10240) * d
+    return depth * layer + table + _COLOURS * d * patch * patch + d * width
+
+
+def _gemma4_audio(audio: Config, width: int) -> int:
+    """The Conformer of the small Gemma 4: two FFNs, attention with relative positions and a convolution a layer.
+
+    Source: transformers 5.24.0 ``models/gemma4/modeling_gemma4.py`` and its configuration's defaults.
+    """
+    h, depth = audio.maybe_int("hidden_size") or 1024, audio.maybe_int("num_hidden_layers") or 12
+    heads, kernel = audio.maybe_int("num_attention_heads") or 8, audio.maybe_int("conv_kernel_size") or 5
+    out = audio.maybe_int("output_proj_dims") or 1536
+    listed = audio.maybe_list("subsampling_conv_channels") or [128, 32]
+    if len(listed) != 2:
+        raise audio.error(f"audio_config.subsampling_conv_channels has {len(listed)} entries, not 2")
+    first, second = (audio.as_int(n, "subsampling_conv_channels") for n in listed)
+    layer = 24 * h * h + (kernel + 9) * h + h // max(heads, 1)
+    mel = 128 // 4  # bins of the spectrogram after two halvings
+    start = 10 * first + 9 * first * second + second + mel * second * h
+    return depth * layer + start + out * h + out + out * width
 
 
 def _moonvit(vision: Config, width: int) -> int:
@@ -177,8 +220,8 @@ def _whisper_encoder(cfg: Config) -> int:
 _VISION: tuple[tuple[str, Callable[[Config, int], int]], ...] = (
     ("siglip", _siglip), ("gemma3", _siglip), ("pixtral", _pixtral), ("mistral3", _pixtral),
     ("qwen3_vl", _qwen3), ("qwen3_5", _qwen3), ("qwen2_5_vl", _qwen2_5), ("mllama", _mllama), ("llama4", _llama4),
-    ("gemma4", _gated), ("glm5_next", _gated), ("muse_glimmer", _gated), ("deepseek_v41", _gated), ("kimi_k", _moonvit),
-    ("moonvit", _moonvit),
+    ("gemma4", _gemma4), ("glm5_next", _gated), ("muse_glimmer", _gated), ("deepseek_v41", _gated),
+    ("kimi_k", _moonvit), ("moonvit", _moonvit),
 )  # fmt: skip
 """How a part's ``model_type`` begins -> its rule."""
 

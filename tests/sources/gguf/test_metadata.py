@@ -216,3 +216,8 @@ def test_any_values_give_a_model_or_one_line(architecture: str, data: Any) -> No
     except KvplanError as error:
         said = str(error)
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(("architecture", "said"), [("llama", False), ("llama4", True), ("gemma3", True)])
+def test_an_encoder_in_a_file_of_its_own_is_mentioned(architecture: str, said: bool) -> None:
+    assert any("mmproj" in note for note in spec(architecture).notes) is said
