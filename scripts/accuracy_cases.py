@@ -33,7 +33,7 @@ INFERRED_VERSIONS = {
     "fresh-61120944849-rocm80-qwen38-27b": ("0.27.0", "main of 16 August 2026, V1 runner for a hybrid"),
     "fresh-61120944849-rocm80-qwen38-27b-mtp": ("0.27.0", "the same build"),
     "vllm-44376-dsv4flash": ("0.22.0", "the report says 0.22-era"),
-    "vllm-53961-dsv4pro": ("0.28.0", "main of August 2026"),
+    "vllm-53961-dsv4pro": ("0.29.0", "main of August 2026; it counts the bytes of a request as 0.29 does"),
     "fresh-vllm-21489-b200-gemma3-4b": ("0.10.0", "the report is of July 2025"),
 }
 OLDEST = "0.8.5"

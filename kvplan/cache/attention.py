@@ -47,11 +47,14 @@ class Attention(CacheKind):
     index_head_dim: int | None = None
     """Sparse attention over K and V: one index key of this size per token besides."""
     index_heads: int | None = None
+    index_topk: int | None = None
+    """Entries that a query reads of K and V at most; the indexer looks at every key."""
 
     def __post_init__(self) -> None:
         positive(
             query_heads=self.query_heads, kv_heads=self.kv_heads, head_dim=self.head_dim,
             head_dim_v=self.head_dim_v, q_lora_rank=self.q_lora_rank, index_head_dim=self.index_head_dim,
+            index_topk=self.index_topk,
         )  # fmt: skip
         if self.query_heads % self.kv_heads:
             raise ValueError(f"query_heads ({self.query_heads}) is not a multiple of kv_heads ({self.kv_heads})")
@@ -77,10 +80,14 @@ class Attention(CacheKind):
         return self.kv_reads(self.streams())
 
     def kv_reads(self, streams: tuple[Stream, ...]) -> tuple[Read, ...]:
-        """Every query head meets every entry: a product with K, a product with V, the indexer's product."""
+        """Every query head meets every entry, or the `index_topk` that the indexer picks: a product with K, a product
+        with V, the indexer's product."""
         heads = {"index": self.index_heads or 1}
         flops = [2 * heads.get(s.role, self.query_heads) * s.head_dim for s in streams]
-        return tuple(Read(s, each, each) for s, each in zip(streams, flops, strict=True))
+        limits = {"index": None}
+        return tuple(
+            Read(s, each, each, limits.get(s.role, self.index_topk)) for s, each in zip(streams, flops, strict=True)
+        )
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         return self.projections(hidden_size)

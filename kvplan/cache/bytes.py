@@ -90,27 +90,36 @@ def sequence_bytes(
     total: Any = tokens * 0
     for layers, mixer in model.mixers(drafts=drafts):
         total = total + layers * (mixer_bytes(mixer, tokens, formats, dcp=dcp) + state_bytes(mixer, formats))
-    edge = edge_surplus(model, formats)
-    return cast("Tokens", total + -(-tokens // dcp) * edge if edge else total)
+    edge, held = edge_surplus(model, formats), edge_surplus(model, formats, fixed=True)
+    return cast("Tokens", total + -(-tokens // dcp) * edge + held if edge or held else total)
 
 
-def edge_surplus(model: ModelSpec, formats: KvFormats) -> int:
-    """Bytes per token that the first and last layers take above the format, where it leaves them in 16 bits.
+def edge_surplus(
+    model: ModelSpec, formats: KvFormats, *, fixed: bool = False, ends: tuple[bool, bool] = (True, True)
+) -> int:
+    """Bytes that the first and last layers take above the format, where it leaves them in 16 bits.
 
-    Models with states or windows are quantised throughout. Source: vLLM 0.33.0
-    ``vllm/v1/attention/backends/turboquant_attn.py`` (``Format.edge_layers``).
+    Models with states or windows are quantised throughout (`Format.edge_layers`). Source: vLLM 0.33.0
+    ``vllm/model_executor/layers/quantization/turboquant/config.py``, ``get_boundary_skip_layers``.
+
+    Args:
+        fixed: of entries held whatever the text length (cross attention), in all; else of each token.
+        ends: whether `model` has the model's first and its last layers; a pipeline stage may have neither.
     """
-    edge = formats.k.edge_layers
+    edge = min(formats.k.edge_layers, len(model.layers) // 2) if all(ends) else formats.k.edge_layers
     if not edge:
         return 0
-    names = [*model.layers[:edge], *model.layers[edge:][-edge:]]
+    names = [*(model.layers[:edge] if ends[0] else ()), *(model.layers[-edge:] if ends[1] else ())]
     mixers = [mixer for _, mixer in model.mixers()]
     if any(m.states() or any(s.window is not None for s in m.streams()) for m in mixers):
         return 0
     surplus = 0
     for name in names:
         for mixer in model.blocks[name].mixers:
-            surplus += sum(2 * s.heads * s.head_dim - size for s, size, _ in stream_rows(mixer, formats))
+            for stream, size, _ in stream_rows(mixer, formats):
+                times = 1 if stream.fixed_entries is None else stream.fixed_entries
+                if fixed == (stream.fixed_entries is not None):
+                    surplus += times * (2 * stream.heads * stream.head_dim - size)
     return surplus
 
 
@@ -121,17 +130,24 @@ def fixed_bytes(model: ModelSpec, formats: KvFormats, *, drafts: bool = False) -
         rows = stream_rows(mixer, formats)
         cross = sum(size * s.fixed_entries for s, size, _ in rows if s.fixed_entries is not None)
         total += layers * (state_bytes(mixer, formats) + cross)
-    return total
+    return total + edge_surplus(model, formats, fixed=True)
 
 
 def bytes_per_token(
-    model: ModelSpec, formats: KvFormats, *, at: Number = None, dcp: int = 1, drafts: bool = False
+    model: ModelSpec,
+    formats: KvFormats,
+    *,
+    at: Number = None,
+    dcp: int = 1,
+    drafts: bool = False,
+    ends: tuple[bool, bool] = (True, True),
 ) -> Number:
     """Bytes that one more token adds over all layers; compressed entries count at their mean.
 
     Args:
         at: tokens already cached (int or array); None: a short sequence, below every window.
         dcp: ranks that share the tokens.
+        ends: as for `edge_surplus`.
     """
     scale = 1
     parts: list[tuple[Number, int]] = []
@@ -143,7 +159,7 @@ def bytes_per_token(
             shared = stream.ratio * (dcp if stream.window is None else 1)
             scale = lcm(scale, shared)
             parts.append((grows * (layers * size), shared))
-    if edge := edge_surplus(model, formats):
+    if edge := edge_surplus(model, formats, ends=ends):
         scale = lcm(scale, dcp)
         parts.append((edge, dcp))
     return -(-sum(size * (scale // shared) for size, shared in parts) // scale)

@@ -33,6 +33,8 @@ class LatentAttention(CacheKind):
     index_heads: int | None = None
     index_topk: int | None = None
     """DSA: cached tokens that a query reads at most."""
+    index_pool: int | None = None
+    """DSA: tokens whose index keys are pooled into one before it is stored; None: each token's own is."""
     kind: Literal["mla"] = "mla"
 
     def __post_init__(self) -> None:
@@ -40,6 +42,7 @@ class LatentAttention(CacheKind):
             query_heads=self.query_heads, kv_lora_rank=self.kv_lora_rank, v_head_dim=self.v_head_dim,
             qk_nope_head_dim=self.qk_nope_head_dim, q_lora_rank=self.q_lora_rank,
             index_head_dim=self.index_head_dim, index_topk=self.index_topk,
+            index_pool=self.index_pool,
         )  # fmt: skip
         if self.qk_rope_head_dim < 0:
             raise ValueError(f"qk_rope_head_dim must not be negative, not {self.qk_rope_head_dim}")
@@ -53,7 +56,7 @@ class LatentAttention(CacheKind):
         latent = Stream("latent", 1, self.row_dim, "k")
         if self.index_head_dim is None:
             return (latent,)
-        return (latent, Stream("index", 1, self.index_head_dim, "index"))
+        return (latent, Stream("index", 1, self.index_head_dim, "index", ratio=self.index_pool or 1))
 
     linear_kernels: ClassVar[int] = 5
     """Queries and latent down, queries up, the two halves of kv_b around the attention, the output."""

@@ -137,7 +137,7 @@ ROWS: tuple[tuple[Any, ...], ...] = (
     ("glm-5.3", "glm", "zai-org/GLM-5.3",
      "GlmMoeDsaForCausalLM", 743377000704, 41250511104, 78, 95232, 0, 1048576, "seen"),
     ("glm-5.3-flash", "glm", "zai-org/GLM-5.3-Flash",
-     "Glm5NextForConditionalGeneration", 313890426878, 17376709630, 45, 14080, 76316672, 1048576, "seen"),
+     "Glm5NextForConditionalGeneration", 313890426878, 17376709630, 45, 11968, 76316672, 1048576, "seen"),
     ("gpt-oss-120b", "gpt-oss", "openai/gpt-oss-120b",
      "GptOssForCausalLM", 116829156672, 5750551872, 36, 73728, 0, 131072, "seen"),
     ("gpt-oss-20b", "gpt-oss", "openai/gpt-oss-20b",

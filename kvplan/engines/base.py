@@ -262,6 +262,14 @@ class Engine:
         """Values of settings that the user left open: name -> (value, where the default comes from)."""
         raise NotImplementedError
 
+    def longest_context(self, model: ModelSpec) -> int | None:
+        """The longest context that the engine derives from the model's configuration; None: it states none."""
+        return model.max_position_embeddings
+
+    def default_context(self, model: ModelSpec) -> int | None:
+        """``max_model_len`` where nobody gives one, and where ``-1`` starts from."""
+        return self.longest_context(model)
+
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
         """Refuse what no budget makes legal; returns warnings.
 
@@ -274,7 +282,7 @@ class Engine:
         """Speculative decoding of a deployment; None: off, or nothing that this engine has."""
         return None
 
-    def served_dtype(self, model: ModelSpec) -> str:
+    def served_dtype(self, model: ModelSpec, settings: Settings) -> str:
         """The dtype of unquantised weights and of the cache in service: 16 bits also for fp32 checkpoints."""
         return "bf16" if model.dtype == "fp32" else model.dtype
 

@@ -26,15 +26,18 @@ SHARED = (
 SGLANG = (
     Option(
         "mem_fraction_static", ("--mem-fraction-static",), "share", "SHARE",
-        "share of the device for weights and cache",
+        "share of the device for weights and cache (SGLang; default: by the memory of the GPU)",
         _SERVERS,
     ),
-    Option("page_size", ("--page-size",), "tokens", "TOKENS", "tokens per page (default 1)", _SERVERS),
+    Option("page_size", ("--page-size",), "tokens", "TOKENS", "tokens per page (SGLang; default 1)", _SERVERS),
     Option(
         "chunked_prefill_size", ("--chunked-prefill-size",), "tokens", "TOKENS",
-        "tokens of a prefill step", _SERVERS,
+        "tokens of a prefill step (SGLang; default: by the memory of the GPU)", _SERVERS,
     ),
-    Option("max_running_requests", ("--max-running-requests",), "count", "N", "running requests at most", _SERVERS),
+    Option(
+        "max_running_requests", ("--max-running-requests",), "count", "N",
+        "running requests at most (SGLang)", _SERVERS,
+    ),
     Option(
         "swa_full_tokens_ratio", ("--swa-full-tokens-ratio",), "share", "RATIO",
         "tokens of the windowed pool over those at full length (default 0.8)", _SERVERS,
@@ -49,15 +52,19 @@ SGLANG = (
 TENSORRT_LLM = (
     Option(
         "free_gpu_memory_fraction", ("--free-gpu-memory-fraction",), "share", "SHARE",
-        "share of what weights and activations leave (default 0.9)", _SERVERS,
+        "share of what weights and activations leave (TensorRT-LLM; default 0.9)", _SERVERS,
     ),
-    Option("tokens_per_block", ("--tokens-per-block",), "tokens", "TOKENS", "tokens per block (default 32)", _SERVERS),
+    Option(
+        "tokens_per_block", ("--tokens-per-block",), "tokens", "TOKENS",
+        "tokens per block (TensorRT-LLM; default 32)", _SERVERS,
+    ),
 )  # fmt: skip
 
 TRANSFORMERS = (
     Option(
         "cache_implementation", ("--cache-implementation",), "text", "NAME",
-        "dynamic (default), static or quantized; dynamic_noconfig: a DynamicCache() that knows no windows", _LOCAL,
+        "dynamic (transformers; default), static, quantized; dynamic_noconfig: a DynamicCache() without windows",
+        _LOCAL,
     ),
     Option(
         "max_cache_len", ("--max-cache-len",), "tokens", "TOKENS",
@@ -65,9 +72,12 @@ TRANSFORMERS = (
     ),
     Option(
         "cache_backend", ("--cache-backend",), "text", "NAME",
-        "of a quantised cache: quanto (default), hqq or fp8", _LOCAL,
+        "library of a quantised cache: quanto (default), hqq or fp8", _LOCAL,
     ),
-    Option("cache_nbits", ("--cache-nbits",), "count", "BITS", "of a quantised cache (default 4)", _LOCAL),
+    Option(
+        "cache_nbits", ("--cache-nbits",), "count", "BITS",
+        "bits of a quantised cache (transformers; default 4)", _LOCAL,
+    ),
     Option(
         "cache_group_size", ("--cache-group-size",), "count", "N",
         "elements that share a scale (default 64)", _LOCAL,
@@ -79,18 +89,24 @@ TRANSFORMERS = (
 )  # fmt: skip
 
 MLX = (
-    Option("kv_bits", ("--kv-bits",), "count", "BITS", "quantise the cache (MLX-LM)", _LOCAL),
+    Option("kv_bits", ("--kv-bits",), "count", "BITS", "bits of a quantised cache (MLX-LM; default: none)", _LOCAL),
     Option("kv_group_size", ("--kv-group-size",), "count", "N", "elements that share a scale (default 64)", _LOCAL),
     Option(
         "quantized_kv_start", ("--quantized-kv-start",), "tokens_or_zero", "TOKENS",
         "quantise from so many tokens on (default 5,000)", _LOCAL,
     ),
-    Option("max_kv_size", ("--max-kv-size",), "tokens", "TOKENS", "rotate the cache at so many tokens", _LOCAL),
+    Option(
+        "max_kv_size", ("--max-kv-size",), "tokens", "TOKENS",
+        "rotate the cache at so many tokens (MLX-LM)", _LOCAL,
+    ),
     Option(
         "prefill_step_size", ("--prefill-step-size",), "tokens", "TOKENS",
-        "of a chunk of the prompt (default 2,048)", _LOCAL,
+        "tokens of a chunk of the prompt (MLX-LM; default 2,048)", _LOCAL,
     ),
-    Option("iogpu_wired_limit_mb", ("--iogpu-wired-limit-mb",), "count", "MIB", "what macOS lets the GPU hold", _LOCAL),
+    Option(
+        "iogpu_wired_limit_mb", ("--iogpu-wired-limit-mb",), "count", "MIB",
+        "MiB that macOS lets the GPU hold", _LOCAL,
+    ),
 )  # fmt: skip
 
 EXLLAMAV3 = (
@@ -100,7 +116,7 @@ EXLLAMAV3 = (
     ),
     Option(
         "cache_tokens", ("--cache-tokens",), "tokens", "TOKENS",
-        "of the whole pool (default max_model_len)", _LOCAL,
+        "tokens of the whole pool (ExLlamaV3; default max_model_len)", _LOCAL,
     ),
 )  # fmt: skip
 

@@ -92,8 +92,18 @@ def factor_rule(changes: ModelChanges, model: ModelSpec, version: str, asked: in
 
     Source: SGLang 0.5.23 ``srt/utils/hf_transformers/common.py``, ``get_context_length``.
     """
-    length, rope = changes.length or model.max_position_embeddings or 0, changes.rope
-    return (int(length * rope.factor) if rope and not rope.original and rope.kind != "llama3" else length), ""
+    length, rope = changes.length or model.stated_positions or model.max_position_embeddings or 0, changes.rope
+    if rope is None:
+        return length, ""
+    return (length if rope.original or rope.kind == "llama3" else int(length * rope.factor)), ""
+
+
+def factor_context(model: ModelSpec) -> int | None:
+    """The longest context of a model by that rule; None: its configuration states none."""
+    length, rope = model.stated_positions or model.max_position_embeddings, model.rope
+    if not length or not rope or "original_max_position_embeddings" in rope or rope.get("type") == "llama3":
+        return length
+    return int(length * (rope.get("factor") or 1))
 
 
 def from_config(data: Mapping[str, Any], flag: str) -> tuple[ModelChanges | None, list[str]]:

@@ -129,3 +129,32 @@ def meaning(name: str, tag: str) -> Meaning | None:
     target, _, context = target.partition("@")
     target, _, stored = target.partition("/")
     return Meaning(tag, target, stored or fmt, int(context or 0))
+
+
+def tag_of(model: str, stored: str) -> str:
+    """The name in the library that stands for a model of the catalog in this storage; empty: none that is known.
+
+    Args:
+        model: the catalog's id.
+        stored: a weight format.
+    """
+    for name, (default, _, tags) in _rows().items():
+        bare = _letters(model).removeprefix(_letters(name))
+        if bare == _letters(model):
+            continue  # another family; its fine-tunes may have this one's shape
+        tag = next((t for t in {default: "", **tags} if _stands_for(name, t, tags, model)), "")
+        if not tag and bare not in map(_letters, tags):
+            tag = next((word for word in model.split("-") if _letters(word) == bare), "")
+        if tag and ((found := meaning(name, tag)) is None or found.format in ("", stored)):
+            return f"{name}:{tag}"
+    return ""
+
+
+def _stands_for(name: str, tag: str, tags: dict[str, str], model: str) -> bool:
+    target = tags.get(tag, "").partition("@")[0].partition("/")[0]
+    return target == model if tag in tags else _letters(name + tag) == _letters(model)
+
+
+def _letters(text: str) -> str:
+    """Letters and digits alone: ``llama3.1:8b`` and ``llama-3.1-8b`` are one."""
+    return "".join(c for c in text.lower() if c.isalnum())

@@ -80,7 +80,7 @@ def command(model: ModelSpec, settings: Settings) -> Pasted | None:
     if settings.engine == "tensorrt-llm":
         return _tensorrt_llm(settings, name)
     if settings.engine == "ollama":
-        return _ollama(settings)
+        return _ollama(model, settings)
     if settings.engine in ("transformers", "exllamav3"):
         from kvplan.engines.paste_calls import call
 
@@ -188,8 +188,8 @@ def _llama_cpp(settings: Settings) -> dict[str, Any]:
     return found | {name: value for name, value in extra.items() if value is not None and name not in settings.defaults}
 
 
-def _ollama(settings: Settings) -> Pasted | None:
-    """Variables of the server, parameters of a Modelfile for what they do not say."""
+def _ollama(model: ModelSpec, settings: Settings) -> Pasted | None:
+    """Variables of the server and what is run on it; parameters of a Modelfile for what they do not say."""
     extra, words, parameters = settings.extra, [], []
     given = {k: v for k, v in extra.items() if k not in settings.defaults and v is not None}
     given |= {"num_ctx": settings.max_model_len, "num_parallel": extra["parallel"]}
@@ -208,8 +208,24 @@ def _ollama(settings: Settings) -> Pasted | None:
             words.append(f"{_OLLAMA[setting]}={quoted(str(value))}")
         else:
             return None
-    return Pasted(" ".join([*sorted(words), "ollama serve"]), "; ".join(["then ollama run MODEL", *(
-        [f"with {', '.join(parameters)} in its Modelfile"] if parameters else [])]))  # fmt: skip
+    return Pasted(" ".join([*sorted(words), "ollama serve"]), _ollama_run(model, settings, parameters))
+
+
+def _ollama_run(model: ModelSpec, settings: Settings, parameters: list[str]) -> str:
+    """The second command: a tag of the library where one is this model as it is planned, else a Modelfile of one's own.
+
+    Source: Ollama ``docs/modelfile.mdx`` (``FROM``, ``PARAMETER``), ``cmd/interactive.go`` (``/set parameter``).
+    """
+    from kvplan.engines.ollama_library import tag_of
+
+    own = model.checkpoint.format if model.checkpoint else model.dtype
+    tag = tag_of(model.id, own if settings.weights == "auto" else settings.weights)
+    base = tag or f"./{model.id}.gguf"
+    if tag and not parameters:
+        running = f"where a server runs already, /set parameter num_ctx {settings.max_model_len} at its prompt"
+        return f"then ollama run {tag} ({running})"
+    lines = ", ".join([f"FROM {base}", *parameters])
+    return f"then ollama create my-{model.id} -f Modelfile ({lines}) and ollama run my-{model.id}"
 
 
 def _flag(settings: Settings, setting: str, value: Any) -> list[str]:

@@ -35,6 +35,8 @@ class Rows(NamedTuple):
     recurrent: int
     shift: int
     """Elements of previous-token vectors (RWKV)."""
+    index_pool: int = 1
+    """Tokens whose index keys one pooled key stands for."""
 
     @property
     def has_state(self) -> bool:
@@ -62,11 +64,12 @@ def _row(mixer: CacheKind, layers: int, rebuilt: bool) -> Rows | None:
     k = v = index = recurrent = shift = channels = columns = 0
     dims: list[int] = []
     window = fixed = None
+    pool = 1
     for stream in mixer.streams():
         window, fixed = stream.window if window is None else window, stream.fixed_entries
         elements = stream.heads * stream.head_dim
         if stream.role == "index":
-            index += elements
+            index, pool = index + elements, stream.ratio
         elif stream.role == "v":
             v += elements
             dims.append(stream.head_dim)
@@ -84,9 +87,8 @@ def _row(mixer: CacheKind, layers: int, rebuilt: bool) -> Rows | None:
             recurrent += state.elements
     if not (k or v or index or channels or recurrent or shift):
         return None
-    return Rows(
-        mixer.kind, layers, k, v, index, min(dims, default=0), window, fixed, channels, columns, recurrent, shift
-    )
+    narrowest = min(dims, default=0)
+    return Rows(mixer.kind, layers, k, v, index, narrowest, window, fixed, channels, columns, recurrent, shift, pool)
 
 
 def _latent(mixer: CacheKind, rebuilt: bool) -> tuple[int, int, list[int]]:

@@ -147,6 +147,10 @@ def test_dp_attention_as_the_release_spells_it(version: str, words: str) -> None
     [
         ("ollama", {"num_ctx": 8192, "num_parallel": 4, "kv_cache_dtype": "q8_0"},
          "OLLAMA_CONTEXT_LENGTH=8192 OLLAMA_KV_CACHE_TYPE=q8_0 OLLAMA_NUM_PARALLEL=4 ollama serve"),
+        ("ollama", {"num_ctx": 8192, "weights": "q4_k_m"},
+         "then ollama run qwen3:8b (where a server runs already, /set parameter num_ctx 8192 at its prompt)"),
+        ("ollama", {"num_ctx": 8192, "num_batch": 256, "weights": "q8_0"},
+         "ollama create my-qwen3-8b -f Modelfile (FROM ./qwen3-8b.gguf, PARAMETER num_batch 256)"),
         ("mlx", {"max_model_len": 8192, "kv_bits": 4, "kv_group_size": 32},
          "mlx_lm.generate --model Qwen/Qwen3-8B --kv-bits 4 --kv-group-size 32"),
         ("transformers", {"max_model_len": 8192, "cache_implementation": "quantized"},

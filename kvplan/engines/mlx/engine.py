@@ -74,7 +74,7 @@ class Mlx(SequenceEngine):
         limit = maybe_number(settings, "iogpu_wired_limit_mb")
         return total_bytes if limit is None else min(total_bytes, limit * MIB)
 
-    def served_dtype(self, model: ModelSpec) -> str:
+    def served_dtype(self, model: ModelSpec, settings: Settings) -> str:
         """As the checkpoint has it."""
         return model.dtype
 

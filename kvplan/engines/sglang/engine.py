@@ -90,10 +90,17 @@ class Sglang(VersionedEngine):
             Change(fraction.LARGE_SMALL_CARDS_SINCE, cards, "srt/arg_groups/memory_hook.py"),
         ]
 
+    def longest_context(self, model: ModelSpec) -> int | None:
+        from kvplan.engines.model_changes import factor_context
+
+        return factor_context(model)
+
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         self._model = model
         source = f"SGLang {self.version} srt/server_args.py"
         found: dict[str, tuple[Any, str]] = {"page_size": (1, source)}
+        if (length := self.longest_context(model)) and length != model.max_position_embeddings:
+            found["max_model_len"] = (length, f"SGLang {self.version} srt/configs/model_config.py, get_context_length")
         if any(m.states() for _, m in model.mixers()):
             found["mamba_full_memory_ratio"] = (STATE_RATIO, source)
         if self._window_pool(model):

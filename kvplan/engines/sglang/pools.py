@@ -74,7 +74,8 @@ def cell(model: ModelSpec, formats: KvFormats, *, window_pool: bool) -> Cell:
     for layers, mixer in model.mixers():
         for stream, size, _ in stream_rows(mixer, formats):
             own = window_pool and stream.window is not None
-            sizes[2 * own + (stream.role == "v")] += layers * size
+            pooled = stream.ratio if stream.role == "index" else 1
+            sizes[2 * own + (stream.role == "v")] += layers * -(-size // pooled)
             window = max(window, stream.window or 0) if own else window
         states = state_bytes(mixer, formats)
         conv += layers * state_bytes(mixer, only_conv)

@@ -73,6 +73,19 @@ class TensorRtLlm(VersionedEngine):
         self._model: ModelSpec | None = None
         """The whole model, which attention DP does not divide."""
 
+    def longest_context(self, model: ModelSpec) -> int | None:
+        """What the file states, times the factor of rules other than those whose files count it already.
+
+        Source: ``tensorrt_llm/_torch/models/modeling_utils.py``, ``infer_max_seq_len``.
+        """
+        length, rope = model.stated_positions or model.max_position_embeddings, model.rope
+        if not length or not rope or rope.get("type") in ("su", "longrope", "llama3", "yarn"):
+            return length
+        return int(length * (rope.get("factor") or 1))
+
+    def default_context(self, model: ModelSpec) -> int | None:
+        return model.stated_positions or model.max_position_embeddings
+
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         self._model = model
         return {

@@ -85,11 +85,19 @@ def pools(rows: list[Rows], layout: Layout, batch: int, prompt: int, tokens: int
             k, v = (_attention(row, layout, batch, prompt, tokens, n, e) for e in (row.k, row.v))
             add(kind if not row.has_state else "full", n, row.layers * k, row.layers * v)
         if row.index_key:
-            add("index", n, row.layers * batch * n * row.index_key * layout.element_bytes, 0)
+            add("index", n, row.layers * batch * n * index_elements(row) * layout.element_bytes, 0)
         if row.has_state:
             kind = "recurrent outside the cache" if row.kind in OUTSIDE else "recurrent"
             add(kind, None, *(row.layers * batch * size for size in state_sizes(row, layout)))
     return tuple(found.values())
+
+
+def index_elements(row: Rows) -> int:
+    """Elements of one token's index entry. Keys that are pooled are kept whole, with their gates and a mark of padding.
+
+    Source: transformers 5.24.0 ``models/glm5_next/modeling_glm5_next.py``, ``packed_states``.
+    """
+    return row.index_key if row.index_pool == 1 else 2 * row.index_key + 1
 
 
 def _attention(row: Rows, layout: Layout, batch: int, prompt: int, tokens: int, n: int, elements: int) -> int:

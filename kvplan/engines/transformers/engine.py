@@ -79,7 +79,7 @@ class Transformers(SequenceEngine):
                 }
         return found
 
-    def served_dtype(self, model: ModelSpec) -> str:
+    def served_dtype(self, model: ModelSpec, settings: Settings) -> str:
         """As the checkpoint has it."""
         return model.dtype
 

@@ -36,6 +36,8 @@ class Backend(NamedTuple):
     """Cache formats it reads besides 16 bits, by kvplan's names (``supported_kv_cache_dtypes``)."""
     least: float = 0.0
     """The lowest compute capability."""
+    row_stride: int = 1
+    """Rows of which blocks are multiples, where its pages lie beside others (``align_blocks_to_rows``)."""
 
     def takes(self, block_size: int) -> bool:
         """Whether blocks of so many tokens work."""
@@ -64,7 +66,8 @@ BACKENDS: dict[str, Backend] = {
     "FLASHMLA_SPARSE": Backend(
         (64,), "sparse", (9, 10), row="fp8_ds_mla", formats=("fp8_e4m3", "fp8_ds_mla", "nvfp4_ds_mla")
     ),
-    "FLASHINFER_MLA_SPARSE": Backend((32,), "sparse", (10,)),
+    "FLASHINFER_MLA_SPARSE": Backend((32,), "sparse", (10,), row_stride=32),
+    "FLASHINFER_MLA_SPARSE_SM90": Backend((64,), "sparse", (9,)),
     "FLASHINFER_MLA_SPARSE_SM120": Backend(
         (64,), "sparse", (12,), row="fp8_ds_mla", formats=("fp8_e4m3", "fp8_ds_mla")
     ),
@@ -88,6 +91,9 @@ _ORDER: dict[str, dict[int, tuple[str, ...]]] = {
               0: ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")},
 }  # fmt: skip
 """family -> major capability (0: any other) -> backends, the preferred first."""
+_ROPE_FREE = {9: ("FLASHINFER_MLA_SPARSE_SM90", "FLASHMLA_SPARSE"), 10: ("FLASHINFER_MLA_SPARSE",),
+              12: ("FLASHINFER_MLA_SPARSE_SM120",)}  # fmt: skip
+"""Major capability -> sparse backends that read rows of 512 without a rotary part (their ``supports_combination``)."""
 
 
 def get_backend(name: str) -> Backend:
@@ -110,6 +116,7 @@ def choose(
     quantized: bool,
     cache_format: str = "",
     block_size: int | None = None,
+    rope_free: bool = False,
 ) -> str:
     """The backend that vLLM picks.
 
@@ -119,6 +126,7 @@ def choose(
         quantized: whether the cache is 8-bit or smaller.
         cache_format: canonical name of the cache's format; some formats have a backend of their own.
         block_size: what the user asked for; backends that cannot take it are passed over.
+        rope_free: latent rows have no rotary part; few kernels read such.
 
     Raises:
         UnsupportedError: no backend takes these settings; names the nearest block size that works.
@@ -135,7 +143,7 @@ def choose(
     major = int(capability.partition(".")[0] or 0)
     able = [
         n
-        for n in _order(family, major, quantized, rules)
+        for n in (_ROPE_FREE.get(major, ()) if rope_free else _order(family, major, quantized, rules))
         if _able(BACKENDS[n], major, quantized) and reads(n, capability, cache_format, rules)
     ]
     for name in able:
@@ -157,13 +165,15 @@ def choose(
 
 
 def reads(name: str, capability: str, cache_format: str, rules: Rules) -> bool:
-    """Whether a dense backend runs on this device with this cache; other families are told apart by their `majors`.
+    """Whether a backend runs on this device with this cache; latent families are told apart by their `majors`.
 
     FlashAttention reads fp8 on compute capability 9.x (its version 3; 4 on 10.x), and e5m2 up to 0.20;
     FlashInfer begins at 8.0 since 0.24 (before: 7.5).
     """
     backend, number = BACKENDS[name], float(capability or 0)
-    if backend.family != "dense" or not number:
+    if backend.family != "dense":
+        return not cache_format or cache_format in (*PLAIN_FORMATS, *backend.formats, backend.row)
+    if not number:
         return True
     least = 7.5 if name == "FLASHINFER" and not rules.has("flashinfer_from_sm80") else backend.least
     if number < least:

@@ -16,7 +16,7 @@ from kvplan.engines.vllm import budget_outside as outside
 from kvplan.engines.vllm import budget_versions as versions
 from kvplan.engines.vllm import budget_weights as loaded
 from kvplan.engines.vllm import speculation
-from kvplan.engines.vllm.budget_sparse import sparse_workspace
+from kvplan.engines.vllm.budget_sparse import loaded_term, sparse_workspace
 from kvplan.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def terms(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> l
         loaded.padding_term(stage, model, settings, gpu),
         loaded.encoder_left_out(stage, model, settings),
         loaded.lora_term(stage, model, settings),
+        loaded_term(stage, model, settings, bool(draft)),
         activation_term(stage, model, settings, gpu, runner, path, bool(draft)),
         kept_term(stage, model, settings, gpu, runner, path),
         fragments_term(stage, model, settings),

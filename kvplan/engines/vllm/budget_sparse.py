@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvplan.engines.base import Term
 from kvplan.engines.vllm import budget_versions as versions
+from kvplan.spec.formats import get_format
 from kvplan.units import MIB
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings, Stage
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.kind import CacheKind
+    from kvplan.spec.model import ModelSpec
 
 GATHERED_KEYS, GATHERED_ROWS = 40, 5
 """Index keys and latent rows that a prefill may gather at once, in multiples of ``max_model_len``."""
@@ -59,6 +62,49 @@ def sparse_workspace(stage: Stage, settings: Settings, gpu: GpuSpec) -> Sparse:
                 if gpu.vendor == "amd" and version >= DECODE_LOGITS_ON_ROCM:
                     most = max(most, 4 * (settings.max_num_batched_tokens or 0) * context)
     return Sparse(most, LOGITS_BYTES if indexed and version >= LOGITS_PROFILED else 0)
+
+
+_SIXTEEN_BITS = ("compressor", "indexer_compressor", "indexer_weights")
+"""Weights of DeepSeek-V4 that are held in 16 bits whatever the checkpoint's format (``quant_config=None``)."""
+_HIDDEN_ALWAYS_UNTIL: versions.Version = (0, 27, 0)
+"""Before, DeepSeek-V4 keeps the residual streams of every batched token for a draft, with or without one."""
+
+
+def loaded_term(stage: Stage, model: ModelSpec, settings: Settings, drafts: bool) -> Term | None:
+    """What sparse attention holds besides its weights once a model is loaded; None: nothing.
+
+    Source: vLLM 0.14.0 to 0.33.0 ``vllm/model_executor/models/deepseek_v2.py`` (``topk_indices_buffer``),
+    0.20.0 to 0.33.0 ``vllm/models/deepseek_v4/compressor.py`` and ``nvidia/model.py`` (``_mtp_hidden_buffer``).
+    """
+    batched, what, size = settings.max_num_batched_tokens or 0, [], 0
+    mixers = [(n, m) for name, n in stage.spec.layer_counts.items() for m in stage.spec.blocks[name].mixers]
+    topk = max((getattr(m, "index_topk", None) or 0 for _, m in mixers), default=0)
+    if topk:
+        size += 4 * batched * topk
+        what.append(f"4 B x {batched:,} tokens x {topk:,} chosen entries")
+    if any(m.kind == "compressed" for _, m in mixers):
+        streams = next((t.shape[0] for t in model.tensors if t.name == "hyper_head"), 1)
+        if stage.last and (drafts or versions.version_of(settings) < _HIDDEN_ALWAYS_UNTIL):
+            size += 2 * batched * streams * model.hidden_size
+            what.append(f"2 B x {batched:,} tokens x {streams} residual streams of {model.hidden_size:,}")
+        wide = sum(n * t.elements for n, m in mixers for t in m.tensors(model.hidden_size) if t.name in _SIXTEEN_BITS)
+        stored = get_format(_attention_format(model, settings))
+        more = max(0, 2 * wide - wide * stored.block_bytes // stored.block_elements)
+        if more:
+            size += more
+            what.append(f"compressors in 16 bits: {wide:,} weights")
+    if not size:
+        return None
+    return Term("sparse attention", "weights", size, size * 9 // 10, size * 11 // 10, "modelled", "; ".join(what))
+
+
+def _attention_format(model: ModelSpec, settings: Settings) -> str:
+    if settings.weights != "auto":
+        return get_format(settings.weights, use="weights").name
+    stored = model.checkpoint
+    if stored is None or "attention" not in (*stored.roles, *stored.overrides):
+        return model.dtype
+    return get_format(stored.overrides.get("attention", stored.format), use="weights").name
 
 
 def _gathered(mixer: CacheKind, settings: Settings) -> int:

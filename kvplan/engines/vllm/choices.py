@@ -28,9 +28,11 @@ FORMATS: dict[str, Version] = {
 }  # fmt: skip
 """Cache formats that vLLM takes (kvplan's names) and the first release read that does
 (``vllm/config/cache.py``, ``CacheDType``); the model's own dtype always works."""
-FP8_ON_SM10 = ("GlmMoeDsaForCausalLM",)
+FP8_ON_SM10 = ("GlmMoeDsaForCausalLM", "Glm5NextForCausalLM", "Glm5NextForConditionalGeneration")
 """Architectures whose cache is fp8 on compute capability 10 unless a format is given
-(``vllm/model_executor/models/config.py``, ``GlmMoeDsaForCausalLM``)."""
+(``vllm/model_executor/models/config.py``, ``GlmMoeDsaForCausalLM``, ``Glm5NextModelConfig``)."""
+NO_FLOAT16 = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Glm4ForCausalLM")
+"""Architectures that vLLM does not run in float16 (``vllm/config/model.py``, ``_FLOAT16_NOT_SUPPORTED_MODELS``)."""
 INDEX_FORMAT = "fp8_per_token_head"
 """Index keys of sparse latent attention: 128 values in fp8 and one fp32 scale, whatever the cache's format
 (``vllm/model_executor/models/deepseek_v2.py``, ``DeepseekV32IndexerCache``). Beside K and V they keep the
@@ -47,8 +49,14 @@ def capability_of(gpu: GpuSpec | None) -> str:
     return text if text[:1].isdigit() else _OTHER
 
 
-def defaults(model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any], rules: Rules) -> dict[str, tuple[Any, str]]:
-    """Values of settings that the user left open: name -> (value, where it comes from)."""
+def defaults(
+    model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any], rules: Rules, length: int | None
+) -> dict[str, tuple[Any, str]]:
+    """Values of settings that the user left open: name -> (value, where it comes from).
+
+    Args:
+        length: ``max_model_len`` where nobody gives one; None: the model states none.
+    """
     version, capability = f"vLLM {rules.name}", capability_of(gpu)
     found: dict[str, tuple[Any, str]] = {
         "gpu_memory_utilization": (0.92 if rules.has("utilization_0_92") else 0.9, f"{version} vllm/config/cache.py"),
@@ -80,8 +88,10 @@ def defaults(model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any], rules
         size = layout.default_block(model, trial, rules, kv_formats(model, trial, rules))
         why = f"{version} {extra.get('attention_backend', 'vllm/config/cache.py')}: 16, or the smallest that it takes"
         found["block_size"] = (size, why)
+    if length is not None and length != model.max_position_embeddings:
+        found["max_model_len"] = (length, f"{version} vllm/config/model.py: from the configuration's rope rule")
     if gpu is not None:
-        found |= _batch(model, gpu, given, rules)
+        found |= _batch(gpu, given, rules, length or 0)
     return found
 
 
@@ -100,7 +110,7 @@ def _prefix_caching(model: ModelSpec, given: dict[str, Any], rules: Rules) -> tu
     return True, source
 
 
-def _batch(model: ModelSpec, gpu: GpuSpec, given: dict[str, Any], rules: Rules) -> dict[str, tuple[Any, str]]:
+def _batch(gpu: GpuSpec, given: dict[str, Any], rules: Rules, longest: int) -> dict[str, tuple[Any, str]]:
     """Batch limits of the API server by device memory.
 
     Source: vLLM 0.33.0 ``vllm/engine/arg_utils.py``, ``get_batch_defaults``.
@@ -115,7 +125,7 @@ def _batch(model: ModelSpec, gpu: GpuSpec, given: dict[str, Any], rules: Rules) 
     running = given.get("max_num_seqs") or seqs
     length = given.get("max_model_len") or 0
     if length <= 0:
-        length = model.max_position_embeddings or 0
+        length = longest
     if length > 0:
         batched = min(batched, running * length)
     batched = given.get("max_num_batched_tokens") or batched
@@ -132,7 +142,10 @@ def _backend(model: ModelSpec, family: str, capability: str, dtype: str, block: 
         block = None  # the platform forces the block, not the backend
         if family == "mla" and capability.startswith("10.") and not rules.has("mamba_cache_modes"):
             return "CUTLASS_MLA"
-    return backends.choose(family, capability, rules, quantized=quantized, cache_format=name, block_size=block)
+    free = family == "sparse" and layout.rope_free(layout.mixers_of(model))
+    return backends.choose(
+        family, capability, rules, quantized=quantized, cache_format=name, block_size=block, rope_free=free
+    )
 
 
 def _plain_format(model: ModelSpec, dtype: str) -> Format:
@@ -162,7 +175,7 @@ def kv_formats(model: ModelSpec, settings: Settings, rules: Rules) -> KvFormats:
     family = layout.attention_family(layout.mixers_of(model))
     _check_rows(key, family)
     if family == "compressed":
-        own = v4_format(model)
+        own = v4_format(model, str(settings.extra.get("compute_capability", _HOPPER)))
         if own is not None and (dtype == "auto" or key.name in ("fp8_e4m3", "fp8_ds_mla")):
             key = own
         elif own is not None:
@@ -235,9 +248,9 @@ def _check_format(model: ModelSpec, fmt: Format, dtype: str, rules: Rules) -> No
     )  # fmt: skip
 
 
-def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rules) -> list[str]:
+def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rules, longest: int | None) -> list[str]:
     """Refuse what no memory makes legal; returns warnings."""
-    warnings = _check_length(model, settings) + _dtype_warnings(model, gpu)
+    warnings = _check_length(settings, longest, rules) + _dtype_warnings(model, gpu)
     _check_batch(settings)
     _check_block(model, settings, rules)
     _check_context_parallel(model, settings)
@@ -261,29 +274,40 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
     return warnings
 
 
+def runs_in_float32(model: ModelSpec, settings: Settings) -> bool:
+    """Whether weights that are not quantised, and the cache, are held in 32 bits: no bfloat16 and no float16 either.
+
+    Source: vLLM 0.11.0 to 0.33.0 ``vllm/config/model.py``, ``_resolve_auto_dtype``.
+    """
+    if model.architecture not in NO_FLOAT16 or model.dtype not in ("bf16", "fp32"):
+        return False
+    return 0 < float(settings.extra.get("compute_capability", _HOPPER)) < 8
+
+
 def _dtype_warnings(model: ModelSpec, gpu: GpuSpec | None) -> list[str]:
-    """What runs instead of bfloat16 where a device has none: float16, as wide.
+    """What runs instead of bfloat16 where a device has none.
 
     Source: vLLM 0.33.0 ``vllm/platforms/cuda.py`` (``supported_dtypes``), ``vllm/config/model.py``.
     """
     capability = float(capability_of(gpu)) if gpu is not None and gpu.vendor == "nvidia" else 0.0
-    if model.dtype != "bf16" or not 0 < capability < 8:
+    if model.dtype not in ("bf16", "fp32") or not 0 < capability < 8:
         return []
+    wide = "float32, twice as many bytes: float16 is refused for this model"
+    held = wide if model.architecture in NO_FLOAT16 else "float16, as many bytes"
     return [
-        f"{gpu.id if gpu else ''} has no bfloat16 (compute capability {capability:g}): vLLM runs {model.id} in "
-        "float16, as many bytes (Gemma 2 and 3 and GLM-4 in float32, twice as many, which is not planned)"
+        f"{gpu.id if gpu else ''} has no bfloat16 (compute capability {capability:g}): vLLM runs {model.id} in {held}"
     ]
 
 
-def _check_length(model: ModelSpec, settings: Settings) -> list[str]:
-    limit = model.max_position_embeddings
+def _check_length(settings: Settings, limit: int | None, rules: Rules) -> list[str]:
     if not limit or settings.max_model_len <= limit:
         return []
     if not settings.allow_long_max_model_len:
         raise UnsupportedError(
-            f"vLLM refuses {settings.max_model_len:,} tokens: the model's maximum is {limit:,}",
+            f"vLLM {rules.name} refuses {settings.max_model_len:,} tokens: the model's maximum is {limit:,}",
             where="--max-model-len",
-            hint=f"type --max-model-len {limit}, set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1, or use --engine generic",
+            hint=f"type --max-model-len {limit}, or plan the `vllm serve` line with the --hf-overrides that stretch "
+            "it, or put VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 before the command",
         )
     return [
         f"max_model_len {settings.max_model_len:,} is above the model's {limit:,} (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1)"
@@ -355,7 +379,7 @@ def _check_context_parallel(model: ModelSpec, settings: Settings) -> None:
     check_context_parallel(model, settings)
     for mixer in layout.mixers_of(model):
         streams = mixer.streams()
-        if not streams or streams[0].name in ("latent", "window"):
+        if not streams or streams[0].name == "latent":
             continue
         if streams[0].window is not None:
             raise UnsupportedError(

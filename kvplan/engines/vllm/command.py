@@ -13,6 +13,7 @@ from kvplan.engines.model_changes import ModelChanges, Quantization, from_config
 from kvplan.engines.options import Option
 from kvplan.engines.versions import at_least
 from kvplan.engines.vllm.flags import LAYOUT, OPTIONS
+from kvplan.engines.vllm.lengths import YARN, counts_factor, derived
 from kvplan.errors import InputError, UnsupportedError, printable
 
 if TYPE_CHECKING:
@@ -225,10 +226,6 @@ def _redundant(reading: Reading) -> None:
         reading.warnings.append(f"num_redundant_experts {shown} changes what the memory holds, and is not modelled")
 
 
-_SCALED = ("su", "longrope", "llama3")
-_YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
-
-
 def longest(changes: ModelChanges, model: ModelSpec, version: str, asked: int) -> tuple[int, str]:
     """The longest context that vLLM derives from a changed configuration.
 
@@ -241,23 +238,27 @@ def longest(changes: ModelChanges, model: ModelSpec, version: str, asked: int) -
     Raises:
         UnsupportedError: vLLM would not start with so many.
     """
-    length, rope = changes.length or model.max_position_embeddings or 0, changes.rope
+    length, rope = changes.length or model.stated_positions or model.max_position_embeddings or 0, changes.rope
     said = ""
     if changes.legacy and at_least(version, "0.12.0"):
         said = f"--rope-scaling is not in vLLM {version}, only up to 0.11, whose rule is used; now it is --hf-overrides"
         version = "0.11.0"
-    if rope is None or rope.kind in _SCALED or model.family.replace("-", "").startswith("gemma3"):
+    if rope is None:
         return length, said
-    if rope.kind in _YARN and at_least(version, "0.30.0"):
+    if rope.kind in YARN and not counts_factor(rope.kind, model.family, version):
         if asked > length:
-            need = int((rope.original or length) * rope.factor)
+            original = rope.original or length
+            need, wider = int(original * rope.factor), -(-asked // original)
+            enough = f'"max_position_embeddings": {need}'
+            if need < asked:
+                enough = f'"factor": {wider} and "max_position_embeddings": {original * wider}'
             raise UnsupportedError(
                 f"vLLM {version} does not multiply max_position_embeddings {length:,} by YaRN's factor: it refuses "
                 f"{asked:,} tokens",
-                where="--hf-overrides", hint=f'put "max_position_embeddings": {need} into its JSON',
+                where="--hf-overrides", hint=f"put {enough} into its JSON",
             )  # fmt: skip
         return length, said
-    return int((rope.original if rope.kind == "yarn" and rope.original else length) * rope.factor), said
+    return derived(length, rope.kind, rope.factor, rope.original, model.family, version), said
 
 
 def _drafts(reading: Reading) -> None:

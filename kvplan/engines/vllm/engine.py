@@ -80,10 +80,30 @@ class Vllm(Engine):
         return all_changes()
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
-        return choices.defaults(model, gpu, given, self.rules)
+        return choices.defaults(model, gpu, given, self.rules, self.default_context(model))
+
+    def served_dtype(self, model: ModelSpec, settings: Settings) -> str:
+        """Float32 where neither the device's nor the model's 16 bits will do."""
+        if choices.runs_in_float32(model, settings):
+            return "fp32"
+        return super().served_dtype(model, settings)
+
+    def longest_context(self, model: ModelSpec) -> int | None:
+        if not model.rope:
+            return model.stated_positions or model.max_position_embeddings
+        from kvplan.engines.vllm.lengths import longest
+
+        return longest(model, self.rules.name)
+
+    def default_context(self, model: ModelSpec) -> int | None:
+        if not model.rope:
+            return self.longest_context(model)
+        from kvplan.engines.vllm.lengths import default
+
+        return default(model, self.rules.name)
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
-        return choices.check(model, settings, gpu, self.rules)
+        return choices.check(model, settings, gpu, self.rules, self.longest_context(model))
 
     def speculation(self, settings: Settings) -> Speculation | None:
         return speculation.of(settings)
@@ -148,10 +168,32 @@ class Vllm(Engine):
     def start_bytes(self, stage: Stage, settings: Settings) -> Number:
         """The longest request, and the null block since 0.29.0."""
         laid = self.layout(stage, settings)
-        return (laid.blocks(settings.max_model_len) + self._margin()) * laid.block_bytes(stage)
+        return (self._checked_need(laid, settings.max_model_len) + self._margin()) * self._checked_bytes(laid, stage)
+
+    def _checked_need(self, laid: Layout, tokens: Number) -> Number:
+        """Blocks of one request as the check at start counts them: from 0.14 to 0.18 the first group's alone."""
+        if self.rules.has("check_by_first_group") and not self.rules.has("check_by_all_groups") and laid.groups:
+            return group_blocks(laid.groups[0], tokens, laid.limits)
+        return laid.blocks(tokens)
 
     def _margin(self) -> int:
         return NULL_BLOCKS if self.rules.has("null_block_in_check") else 0
+
+    def _checked_bytes(self, laid: Layout, stage: Stage) -> int:
+        return laid.block_bytes(stage) if self.rules.has("check_by_blocks") else laid.checked_bytes(stage)
+
+    def _checked_blocks(
+        self, laid: Layout, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[Number, ...], blocks: Number
+    ) -> Number:
+        """Blocks that the check at start finds; `blocks` where it weighs them as the pool does."""
+        sizes = [(laid.block_bytes(stage), self._checked_bytes(laid, stage)) for stage in stages]
+        override = settings.num_gpu_blocks_override
+        if override and not self.rules.has("override_in_check"):
+            override = None
+        elif all(size == checked for size, checked in sizes):
+            return blocks
+        have = [override * size for size, _ in sizes] if override else [larger(0, n) for n in kv_bytes]
+        return least(n // checked for n, (_, checked) in zip(have, sizes, strict=True) if checked)
 
     def _num_blocks(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[Number, ...]) -> Number:
         """Blocks that every rank can hold: the smallest stage decides for all."""
@@ -168,13 +210,13 @@ class Vllm(Engine):
         laid, blocks = self.layout(stages[0], settings), self._num_blocks(stages, settings, kv_bytes)
         length = settings.max_model_len
         per_request = laid.blocks(length)
-        printed = per_request if self.rules.has("concurrency_by_blocks") else laid.printed_blocks(length)
+        printed = per_request if self.rules.has("concurrency_by_blocks") else laid.printed_blocks(length, stages[0])
         concurrency = ratio(blocks, printed, settings.concurrency_per_replica * 1.0)
-        usable = blocks - self._margin()
+        usable = self._checked_blocks(laid, stages, settings, kv_bytes, blocks) - self._margin()
         longest = choose(usable > 0, laid.longest(usable), 0)
         within, refusal, allowed = self._state_limit(laid, settings, blocks)
-        holds = per_request <= usable
-        if holds is False and settings.num_gpu_blocks_override:
+        holds = self._checked_need(laid, length) <= usable
+        if holds is False and settings.num_gpu_blocks_override and self.rules.has("override_in_check"):
             refusal = (
                 f"one request of {length:,} tokens needs {per_request + self._margin():,} blocks, "
                 f"and num_gpu_blocks_override leaves {blocks:,}"

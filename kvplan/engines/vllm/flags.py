@@ -9,20 +9,29 @@ OPTIONS = (
         "max_model_len", ("--max-model-len",), "max_model_len", "TOKENS",
         "longest request: 32768, 32K (32,768), 32k (32,000); -1 fits it to the memory; default: the model's maximum",
     ),
-    Option("max_num_seqs", ("--max-num-seqs",), "count", "N", "running sequences of one replica at most"),
-    Option("max_num_batched_tokens", ("--max-num-batched-tokens",), "tokens", "TOKENS", "tokens of one step at most"),
+    Option(
+        "max_num_seqs", ("--max-num-seqs",), "count", "N",
+        "running sequences of one replica at most (default: the engine's for this GPU; see Assumed)",
+    ),
+    Option(
+        "max_num_batched_tokens", ("--max-num-batched-tokens",), "tokens", "TOKENS",
+        "tokens of one step at most (default: the engine's for this GPU)",
+    ),
     Option(
         "gpu_memory_utilization", ("--gpu-memory-utilization",), "share", "SHARE",
-        "share of the device that the engine may use, e.g. 0.9",
+        "share of the device that the engine may use (default: its version's, 0.9 or 0.92)",
     ),
-    Option("block_size", ("--block-size",), "tokens", "TOKENS", "tokens per cache block"),
+    Option(
+        "block_size", ("--block-size",), "tokens", "TOKENS",
+        "tokens per cache block (default: the backend's, mostly 16)",
+    ),
     Option(
         "kv_cache_dtype", ("--kv-cache-dtype",), "text", "FORMAT",
         "storage of the cache; K,V for two (`kvplan formats` lists them); default: the model's",
     ),
     Option(
         "kv_cache_memory_bytes", ("--kv-cache-memory-bytes",), "engine_bytes", "BYTES",
-        "cache per GPU; replaces the modelled budget",
+        "cache per GPU: bytes, 40GiB, 25G as vLLM reads it; replaces the modelled budget",
     ),
     Option(
         "num_gpu_blocks_override", ("--num-gpu-blocks-override",), "count", "N",
@@ -36,7 +45,7 @@ OPTIONS = (
     ),
     Option(
         "disable_hybrid_kv_cache_manager", ("--disable-hybrid-kv-cache-manager",), "true", "",
-        "hold windowed layers at full length",
+        "hold every token in windowed layers too",
     ),
     Option(
         "speculative_config", ("--speculative-config",), "text", "JSON",
@@ -59,12 +68,13 @@ OPTIONS = (
         "gdn_prefill_backend", ("--gdn-prefill-backend",), "text", "NAME", "flashinfer or triton, for gated delta nets"
     ),
     Option(
-        "max_cudagraph_capture_size", ("--max-cudagraph-capture-size",), "count", "N", "largest batch that is captured"
+        "max_cudagraph_capture_size", ("--max-cudagraph-capture-size",), "count", "N",
+        "largest batch that is captured (default: the engine's)",
     ),
     Option("language_model_only", ("--language-model-only",), "true", "", "leave the encoders out"),
     Option("skip_mm_profiling", ("--skip-mm-profiling",), "true", "", "do not profile the encoders"),
-    Option("enable_lora", ("--enable-lora",), "true", "", "buffers for adapters"),
-    Option("max_loras", ("--max-loras",), "count", "N", "adapters held at once (default 1)"),
+    Option("enable_lora", ("--enable-lora",), "true", "", "buffers for LoRA adapters"),
+    Option("max_loras", ("--max-loras",), "count", "N", "LoRA adapters held at once (default 1)"),
     Option("max_lora_rank", ("--max-lora-rank",), "count", "N", "their largest rank (default 16)"),
 )  # fmt: skip
 """Flags of ``vllm serve`` that change what the cache gets or holds."""

@@ -7,7 +7,7 @@ Source: vLLM 0.33.0 ``vllm/v1/core/kv_cache_planning.py`` (``get_kv_cache_groups
 
 from __future__ import annotations
 
-from collections import Counter
+from math import lcm
 from typing import NamedTuple
 
 from kvplan.engines.vllm.specs import WHOLE, CacheLayer, all_mergeable, mergeable, one_type
@@ -190,7 +190,7 @@ def _packed(layers: list[CacheLayer]) -> list[Group]:
     states = []
     for bucket, count in zip(buckets, counts, strict=True):
         family = layers[bucket.members[0]].family
-        state = family == "mamba" or (repeats is None and family in ("sliding", "sliding_mla"))
+        state = family in ("mamba", "ring") or (repeats is None and family in ("sliding", "sliding_mla"))
         states.append(state)
         parts = len(bucket.members) if state else count
         anchor = max(anchor, sum(-(-len(m) // parts) * page for page, m in bucket.by_page.items()))
@@ -229,13 +229,10 @@ def block_bytes(groups: list[Group], held: set[int] | None = None) -> int:
 
         return slot_bytes(groups, held)
     if held is None:
-        return max((group.page_bytes for group in groups), default=0)
-    return max(
-        (sum(x.page_bytes for m, x in zip(g.members, g.layers, strict=True) if m in held) for g in groups), default=0
-    )
-
-
-def group_sizes(groups: list[Group]) -> str:
-    """``6 x 9 sliding, 1 x 10 full``: for people to read."""
-    counted = Counter((len(g.members), g.first.family) for g in groups)
-    return ", ".join(f"{n} x {size} {family}" for (size, family), n in counted.items())
+        size = max((group.page_bytes for group in groups), default=0)
+        stride = lcm(*(x.stride for g in groups for x in g.layers))
+    else:
+        here = [[x for m, x in zip(g.members, g.layers, strict=True) if m in held] for g in groups]
+        size = max((sum(x.page_bytes for x in layers) for layers in here), default=0)
+        stride = lcm(*(x.stride for layers in here for x in layers))
+    return -(-size // stride) * stride

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.cache.bytes import KvFormats, stream_rows
 from kvplan.engines.vllm.backends import Backend, window_block
-from kvplan.engines.vllm.specs import CacheLayer
+from kvplan.engines.vllm.specs import CacheLayer, up
 from kvplan.engines.vllm.states import StateDtypes, checkpoint_grid, state_bytes
 from kvplan.engines.vllm.versions import CHANGES, Rules
 from kvplan.errors import UnsupportedError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 V4_ARCHITECTURES = ("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration")
 """Architectures whose compressed caches are laid out as below (``vllm/models/deepseek_v4/``)."""
+V41_ARCHITECTURES = ("DeepseekV41ForCausalLM",)
+"""Architectures of `kvplan.engines.vllm.v41`."""
 V4_BLOCK, V4_WINDOW_BLOCK = 256, 64
 """Tokens of a block of compressed entries, and of the window's own cache."""
 _V4_ALIGN = 576
@@ -47,6 +49,9 @@ class Inputs(NamedTuple):
     gdn_backend: str
     checkpoints: bool
     """Whether every recurrent layer can export a checkpoint from inside a prefill."""
+    capability: str = "9.0"
+    row_stride: int = 0
+    """Rows of which blocks are multiples, where pages lie side by side; 0: of none."""
 
 
 def model_caches(model: ModelSpec, inputs: Inputs) -> list[tuple[int, CacheLayer]]:
@@ -91,6 +96,10 @@ def mixer_caches(model: ModelSpec, mixer: CacheKind, inputs: Inputs) -> list[Cac
     if not rows:
         return []
     found = [_index(s, size, inputs.block_size) for s, size, _ in rows if s.role == "index"]
+    pooled = [s for s, _, _ in rows if s.role == "index" and s.ratio > 1]
+    if pooled and not inputs.rules.has("glm5_next"):
+        raise _not_yet(model, inputs.rules)
+    found += [_tail(s, inputs.draft_tokens, inputs.rules) for s in pooled]
     main = [(s, size, fmt) for s, size, fmt in rows if s.role != "index"]
     found.append(_attention(main, inputs))
     return found
@@ -98,6 +107,23 @@ def mixer_caches(model: ModelSpec, mixer: CacheKind, inputs: Inputs) -> list[Cac
 
 def _index(stream: Stream, row: int, block_size: int) -> CacheLayer:
     return CacheLayer("mla", block_size, row, ratio=stream.ratio, shape=("index", stream.head_dim))
+
+
+def _tail(stream: Stream, drafts: int, rules: Rules) -> CacheLayer:
+    """Keys and gates, in 16 bits, of the pool that is being filled: a ring of whole pools, one block a request.
+
+    Source: vLLM 0.33.0 ``vllm/models/glm5next/common/attention.py``, ``Glm5NextTailCache``.
+    """
+    pools = 1 << (up(stream.ratio + drafts, stream.ratio) - 1).bit_length() if rules.has("tail_keeps_drafts") else 1
+    return CacheLayer("ring", stream.ratio * pools, 2 * 2 * stream.head_dim, shape=("tail", stream.head_dim))
+
+
+def _not_yet(model: ModelSpec, rules: Rules) -> UnsupportedError:
+    since = ".".join(map(str, CHANGES["glm5_next"].since))
+    return UnsupportedError(
+        f"vLLM {rules.name} does not have {model.architecture}", where="--engine vllm",
+        hint=f"type --engine vllm@{since} or later",
+    )  # fmt: skip
 
 
 def _attention(rows: list[tuple[Stream, int, Format]], inputs: Inputs) -> CacheLayer:
@@ -108,7 +134,8 @@ def _attention(rows: list[tuple[Stream, int, Format]], inputs: Inputs) -> CacheL
         if rows[0][2].scale == "token_head":
             size += first.heads * rows[0][2].scale_bytes  # latent rows carry two scales
         family = "mla" if first.window is None else "sliding_mla"
-        return CacheLayer(family, inputs.block_size, size, window=first.window, shape=shape)
+        stride = inputs.row_stride * size
+        return CacheLayer(family, inputs.block_size, size, window=first.window, shape=shape, stride=max(1, stride))
     if first.fixed_entries is not None:
         return CacheLayer("cross", inputs.block_size, size, shape=shape)
     if first.window is None:
@@ -138,6 +165,12 @@ def _compressed(model: ModelSpec, mixer: CacheKind, inputs: Inputs) -> list[Cach
     Sources: vLLM 0.33.0 ``vllm/models/deepseek_v4/attention.py`` and ``compressor.py``,
     ``vllm/v1/attention/backends/mla/sparse_swa.py``.
     """
+    if model.architecture in V41_ARCHITECTURES:
+        from kvplan.engines.vllm import v41
+
+        if not inputs.rules.has("glm5_next"):
+            raise _not_yet(model, inputs.rules)
+        return v41.caches(mixer, inputs)
     if model.architecture not in V4_ARCHITECTURES:
         raise UnsupportedError(
             f"the compressed caches of {model.architecture} are not modelled under vLLM",
@@ -179,13 +212,20 @@ def _compressor(head_dim: int, ratio: int) -> CacheLayer:
     )
 
 
-def v4_format(model: ModelSpec) -> Format | None:
-    """Storage of one entry of DeepSeek-V4: fp8, the rotary part in bf16, 8 bytes of scales; None: not such a model."""
+def v4_format(model: ModelSpec, capability: str) -> Format | None:
+    """Storage of one entry of DeepSeek-V4: fp8, the rotary part in bf16, 8 bytes of scales; None: not such a model.
+
+    V4.1 packs its windows closer on compute capability 10 (`kvplan.engines.vllm.v41`).
+    """
     for name in model.layer_counts:
         for mixer in model.blocks[name].mixers:
             if mixer.kind == "compressed":
                 dim = mixer.streams()[0].head_dim
                 size = (dim - V4_ROPE) + 2 * V4_ROPE + 8
+                if model.architecture in V41_ARCHITECTURES:
+                    from kvplan.engines.vllm import v41
+
+                    size = v41.row_bytes(capability)
                 return Format(
                     name="fp8_ds_mla", block_elements=dim, block_bytes=size, use="cache",
                     source="vLLM 0.33.0 vllm/models/deepseek_v4/attention.py",

@@ -18,11 +18,11 @@ from kvplan.engines.vllm.backends import (
     preferred_block,
 )
 from kvplan.engines.vllm.groups import Group, block_bytes, make_groups
-from kvplan.engines.vllm.layers import V4_BLOCK, Inputs, has_states, model_caches
-from kvplan.engines.vllm.requests import Limits, longest_request, request_blocks
-from kvplan.engines.vllm.specs import WHOLE, CacheLayer, up
-from kvplan.engines.vllm.states import checkpoint_grid, state_bytes, state_dtypes
-from kvplan.engines.vllm.versions import Rules
+from kvplan.engines.vllm.layers import V4_BLOCK, V41_ARCHITECTURES, Inputs, has_states, model_caches
+from kvplan.engines.vllm.requests import Limits, alike, longest_request, request_blocks
+from kvplan.engines.vllm.specs import WHOLE, CacheLayer
+from kvplan.engines.vllm.states import checkpoint_grid, state_dtypes
+from kvplan.engines.vllm.versions import CHANGES, Rules
 from kvplan.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -51,22 +51,37 @@ class Layout(NamedTuple):
     groups: list[Group]
     limits: Limits
     has_states: bool
+    alike: list[tuple[Group, int]]
+    """The groups, those counted together of which a request takes equally many blocks."""
+    found: dict[tuple[Any, ...], Any]
+    """What was worked out of a rank's share: searches ask for the same again and again."""
 
     def blocks(self, tokens: Any) -> Any:
         """Blocks that a request of `tokens` (int or array) reserves."""
-        return request_blocks(self.groups, tokens, self.limits)
+        return request_blocks(self.alike, tokens, self.limits)
 
-    def printed_blocks(self, tokens: Any) -> Any:
-        """Blocks of a request as the concurrency line of 0.26 and before reckons them."""
+    def printed_blocks(self, tokens: Any, stage: Stage) -> Any:
+        """Blocks of a request as the concurrency line of 0.26 and before reckons them on a rank of `stage`."""
         if len(self.groups) < 2 or not any(group.mixed for group in self.groups):
             return self.blocks(tokens)
         from kvplan.engines.vllm.tuples import printed_request_blocks
 
-        return printed_request_blocks(self.groups, tokens, self.limits)
+        return printed_request_blocks(self.groups, tokens, self.limits, self._held(stage))
+
+    def checked_bytes(self, stage: Stage) -> int:
+        """Bytes of a block as the check at start of 0.28 and before charges it."""
+        if len(self.groups) < 2 or not all(group.mixed for group in self.groups):
+            return self.block_bytes(stage)
+        key = ("checked", *_share(stage))
+        if key not in self.found:
+            from kvplan.engines.vllm.tuples import checked_bytes
+
+            self.found[key] = checked_bytes(self.groups, self._held(stage))
+        return int(self.found[key])
 
     def longest(self, blocks: Any) -> Any:
         """The most tokens of one request in so many blocks; None: any number."""
-        return longest_request(self.groups, blocks, self.limits)
+        return longest_request(self.alike, blocks, self.limits)
 
     def prefix_span(self) -> int:
         """Tokens of which cached prefixes are multiples; 0: prefixes are not shared.
@@ -83,15 +98,46 @@ class Layout(NamedTuple):
 
     def block_bytes(self, stage: Stage) -> int:
         """Bytes of one block on a rank of `stage`."""
+        key = _share(stage)
+        if key not in self.found:
+            self.found[key] = block_bytes(self.groups, self._held(stage))
+        return int(self.found[key])
+
+    def _held(self, stage: Stage) -> set[int] | None:
+        """Indices of the caches on a rank of `stage`; None: all."""
         if stage.whole is None:
-            return block_bytes(self.groups)
+            return None
         first, count = stage.first_layer, stage.spec.num_layers
         total = stage.whole.num_layers
-        held = {
+        return {
             i for i, (layer, _) in enumerate(self.caches)
             if first <= layer < first + count or (stage.last and layer >= total)
         }  # fmt: skip
-        return block_bytes(self.groups, held)
+
+
+def _check_pools(model: ModelSpec, settings: Settings, rules: Rules, pools: int, *, states_beside: str | None) -> None:
+    """Refuse pools of which it is not known how vLLM lays them out.
+
+    Args:
+        pools: as many as the caches make.
+        states_beside: the family of attention that has recurrent states beside it; empty or None: there are none.
+
+    Raises:
+        UnsupportedError: they are such.
+    """
+    if states_beside == "sparse" and pools == 1:
+        raise UnsupportedError(
+            f"the caches of {model.architecture}, states beside sparse attention, are not modelled under vLLM",
+            where="--engine vllm",
+            hint="type --engine generic",
+        )
+    spread = max(settings.pipeline_parallel_size, settings.decode_context_parallel_size)
+    if pools > 1 and spread > 1 and not rules.has("row_strides"):
+        since = ".".join(map(str, CHANGES["row_strides"].since))
+        raise UnsupportedError(
+            f"{model.architecture} over pipeline stages or context ranks is not modelled under vLLM {rules.name}",
+            where="--engine vllm", hint=f"type --engine vllm@{since}, or leave the ranks out",
+        )  # fmt: skip
 
 
 def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats) -> Layout:
@@ -133,24 +179,26 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
         gdn,
         exports,
     )
-    if grids and attention_family(mixers) == "sparse":
-        raise UnsupportedError(
-            f"the caches of {model.architecture}, states beside sparse attention, are not modelled under vLLM",
-            where="--engine vllm",
-            hint="type --engine generic",
-        )
+    pools = pooled_keys(mixers)
+    _check_pools(model, settings, rules, pools, states_beside=attention_family(mixers) if grids else "")
+    if pools > 1 and backends and rules.has("row_strides"):
+        inputs = inputs._replace(row_stride=backends[-1].row_stride)
     if any(m.kind == "compressed" for m in mixers):
-        inputs = inputs._replace(block_size=V4_BLOCK)
+        inputs = inputs._replace(block_size=_compressed_block(model, settings), capability=_capability(settings))
     elif grids and backends:
         grid = lcm(*(g for g in grids if g)) if exports and mode == "align" else 1
-        inputs = _hybrid(model, mixers, settings, inputs, backends, mode, grid)
+        from kvplan.engines.vllm.alignment import hybrid_block
+
+        inputs = hybrid_block(model, mixers, settings, inputs, backends, mode, grid)
     elif formats.k.edge_layers and rules.has("mixed_formats_align"):
-        inputs = inputs._replace(block_size=_mixed_block(mixers, inputs))
+        from kvplan.engines.vllm.alignment import mixed_block
+
+        inputs = inputs._replace(block_size=mixed_block(mixers, inputs))
     if mode == "none":
         inputs = inputs._replace(state_block=max(1, settings.max_model_len))
     caches = model_caches(model, inputs)
     hybrid = _hybrid_manager(model, settings, rules)
-    packed = any(m.kind == "compressed" for m in mixers)
+    packed = pools > 1 or any(m.kind == "compressed" for m in mixers)
     groups = make_groups([c for _, c in caches], rules, hybrid=hybrid, packed=packed)
     limits = Limits(
         in_flight_tokens=in_flight_tokens(model, settings, rules),
@@ -160,7 +208,12 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
         retained_tokens=speculation.retained_tokens(spoken, drafts) if rules.has("window_keeps_drafts") else 0,
         draft_states=rules.has("mamba_cache_modes"),
     )
-    return Layout(inputs.block_size, caches, groups, limits, bool(grids))
+    return Layout(inputs.block_size, caches, groups, limits, bool(grids), alike(groups), {})
+
+
+def _share(stage: Stage) -> tuple[Any, ...]:
+    """What tells the shares of two stages apart."""
+    return (None,) if stage.whole is None else (stage.first_layer, stage.spec.num_layers, stage.last)
 
 
 def inputs_of(settings: Settings) -> tuple[Any, ...]:
@@ -176,6 +229,16 @@ def mixers_of(model: ModelSpec) -> list[CacheKind]:
     """The distinct mixers of a model and of the draft layers that run, in layer order."""
     names = dict.fromkeys((*model.layers, *model.draft_layers))
     return [m for name in names for m in model.blocks[name].mixers]
+
+
+def pooled_keys(mixers: list[CacheKind]) -> int:
+    """Tokens whose index keys are pooled into one; 1: every token's own is kept."""
+    return max((s.ratio for m in mixers if m.kind == "mla" for s in m.streams() if s.role == "index"), default=1)
+
+
+def rope_free(mixers: list[CacheKind]) -> bool:
+    """Whether latent rows have no rotary part, which some kernels cannot read."""
+    return any(m.kind == "mla" and m.qk_rope_head_dim == 0 for m in mixers)  # type: ignore[attr-defined]
 
 
 def attention_family(mixers: list[CacheKind]) -> str | None:
@@ -203,7 +266,11 @@ def backends_of(model: ModelSpec, settings: Settings, formats: KvFormats) -> lis
     if _takes_64(model, settings, formats):
         own = own._replace(sizes=(64,), multiple=False)
     if family == "sparse":
-        return [INDEXER, own]
+        pools, major = pooled_keys(mixers_of(model)), _capability(settings)[:2]
+        if pools == 1:
+            return [INDEXER, own]
+        pages = (64,) if major == "12" else (32, 64)
+        return [INDEXER._replace(sizes=tuple(pools * page for page in pages)), own]
     if any(s.role == "index" for m in mixers_of(model) for s in m.streams()):
         return [own, BLOCK_SPARSE]
     if formats.k.edge_layers and not has_states(model):
@@ -217,7 +284,7 @@ def backend_name(family: str, settings: Settings, cache_format: str) -> str:
     quantized = cache_format not in PLAIN_FORMATS
     if not quantized or get_backend(name).quantized or "attention_backend" not in settings.defaults:
         return name
-    capability = str(settings.extra.get("compute_capability", "9.0"))
+    capability = _capability(settings)
     rules = Rules(settings.engine_version)
     return choose(family, capability, rules, quantized=True, cache_format=cache_format)
 
@@ -241,9 +308,26 @@ def default_block(model: ModelSpec, settings: Settings, rules: Rules, formats: K
     if family is None:
         return DEFAULT_BLOCK
     if family == "compressed":
-        return V4_BLOCK
-    forced = forced_block(family, str(settings.extra.get("compute_capability", "9.0")), rules)
+        return _compressed_block(model, settings, own=True)
+    forced = forced_block(family, _capability(settings), rules)
     return forced or preferred_block(backends_of(model, settings, formats))
+
+
+def _compressed_block(model: ModelSpec, settings: Settings, *, own: bool = False) -> int:
+    """Tokens of a block of compressed entries.
+
+    Args:
+        own: the engine's own choice, whatever the settings say.
+    """
+    if model.architecture not in V41_ARCHITECTURES:
+        return V4_BLOCK
+    from kvplan.engines.vllm import v41
+
+    return v41.block_size(_capability(settings)) if own else v41.given_block(settings, _capability(settings))
+
+
+def _capability(settings: Settings) -> str:
+    return str(settings.extra.get("compute_capability", "9.0"))
 
 
 def mamba_mode(model: ModelSpec, settings: Settings, rules: Rules) -> str:
@@ -261,88 +345,6 @@ def mamba_mode(model: ModelSpec, settings: Settings, rules: Rules) -> str:
     if asked == "all" or (not rules.has("align_is_default") and "speculative_config" not in settings.extra):
         return "all" if every else "align"
     return "align"
-
-
-def _hybrid(
-    model: ModelSpec,
-    mixers: list[CacheKind],
-    settings: Settings,
-    inputs: Inputs,
-    backends: list[Backend],
-    mode: str,
-    grid: int,
-) -> Inputs:
-    """Grow the attention block until its page covers a state, and pad states to that page.
-
-    Source: vLLM 0.33.0 ``vllm/platforms/interface.py``, ``_align_hybrid_block_size``; before 0.18
-    ``HybridAttentionMambaModelConfig``.
-    """
-    rules = inputs.rules
-    state = max(state_bytes(m, inputs.dtypes, rules, inputs.draft_tokens) for m in mixers if m.states())
-    per_token = _token_bytes(model, inputs)
-    if not state or not per_token:
-        return inputs
-    latent = attention_family(mixers) != "dense"
-    align = max(min(backends[0].sizes), inputs.block_size)
-    if not rules.has("backend_chooses_block"):
-        align = _old_alignment(latent, mixers, settings, rules)
-    elif latent and rules.has("hybrid_mla_128"):
-        align = max(align, 128)
-    align = lcm(align, grid)
-    block = align * up(state, align * per_token)
-    if mode == "all":
-        chunk = settings.extra.get("mamba_block_size")
-        if not chunk:
-            raise UnsupportedError(
-                "mamba cache mode all needs the kernel's chunk size, which the model's description does not hold",
-                where="--mamba-block-size",
-                hint="add --mamba-block-size with the configuration's chunk size, or type --mamba-cache-mode align",
-            )
-        chunk = lcm(int(chunk), align)
-        block = chunk * up(up(state, per_token), chunk)
-    if rules.has("every_backend_aligns"):
-        step = lcm(*(min(b.sizes) for b in backends))
-        block = step * up(block, step)
-    block = max(block, inputs.block_size) if rules.has("backend_chooses_block") else block
-    return inputs._replace(block_size=block, state_block=block, state_padding=block * per_token)
-
-
-def _old_alignment(latent: bool, mixers: list[CacheKind], settings: Settings, rules: Rules) -> int:
-    """Multiples of which hybrid blocks were before the backend chose.
-
-    Source: vLLM 0.11.0 and 0.14.0 ``vllm/model_executor/models/config.py``.
-    """
-    major = str(settings.extra.get("compute_capability", "9.0")).partition(".")[0]
-    if not rules.has("group_of_the_larger"):
-        return 16
-    if latent:
-        return 128 if settings.extra.get("attention_backend") == "CUTLASS_MLA" else 64
-    wide = any(s.head_dim == 256 for m in mixers for s in m.streams())
-    return 32 if major == "10" and wide and rules.has("chunked_in_hybrid_manager") else 16
-
-
-def _token_bytes(model: ModelSpec, inputs: Inputs) -> int:
-    """Bytes of one token in one attention layer: the first one's."""
-    for _, cache in model_caches(model, inputs):
-        if cache.family in ("full", "mla", "sliding", "chunked") and cache.shape[:1] != ("index",):
-            return cache.row_bytes
-    return 0
-
-
-def _mixed_block(mixers: list[CacheKind], inputs: Inputs) -> int:
-    """The block whose page, unpacked at one byte an element, covers a kernel block of the plain layers.
-
-    Source: vLLM 0.33.0 ``vllm/platforms/interface.py``, ``_align_heterogeneous_kv_block_size``; the size
-    is reckoned with the first layer's backend, which does not pack.
-    """
-    step = max(DEFAULT_BLOCK, inputs.block_size)
-    for mixer in mixers:
-        streams = [s for s in mixer.streams() if s.role in ("k", "v")]
-        if streams:
-            elements = sum(s.heads * s.head_dim for s in streams)
-            need = inputs.dtypes.conv * elements * DEFAULT_BLOCK
-            return step * up(need, step * elements)
-    return step
 
 
 def _hybrid_manager(model: ModelSpec, settings: Settings, rules: Rules) -> bool:

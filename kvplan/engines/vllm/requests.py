@@ -39,6 +39,8 @@ def layer_blocks(layer: CacheLayer, tokens: Number, limits: Limits) -> Number:
         if limits.mamba_mode == "all":
             return up(tokens, size) + drafts
         return 1 + drafts
+    if family == "ring":
+        return 1
     if family == "cross":
         return up(limits.encoder_tokens, size)
     if family in ("sliding", "sliding_mla"):
@@ -56,11 +58,20 @@ def group_blocks(group: Group, tokens: Number, limits: Limits) -> Number:
     return largest(layer_blocks(layer, tokens, limits) for layer in dict.fromkeys(group.layers))
 
 
-def request_blocks(groups: list[Group], tokens: Number, limits: Limits) -> Number:
-    """Blocks of all groups together; every group draws from the one pool."""
-    return sum(group_blocks(group, tokens, limits) for group in groups)
+def alike(groups: list[Group]) -> list[tuple[Group, int]]:
+    """Groups of which a request takes equally many blocks: one of them, and how many they are."""
+    counted: dict[tuple[CacheLayer, ...], tuple[Group, int]] = {}
+    for group in groups:
+        key = tuple(dict.fromkeys(group.layers)) if group.mixed else (group.first,)
+        counted[key] = (group, counted.get(key, (group, 0))[1] + 1)
+    return list(counted.values())
 
 
-def longest_request(groups: list[Group], blocks: Number, limits: Limits, *, limit: int = 2**40) -> Number:
+def request_blocks(groups: list[tuple[Group, int]], tokens: Number, limits: Limits) -> Number:
+    """Blocks of all groups (as `alike` counts them) together; every group draws from the one pool."""
+    return sum(count * group_blocks(group, tokens, limits) for group, count in groups)
+
+
+def longest_request(groups: list[tuple[Group, int]], blocks: Number, limits: Limits, *, limit: int = 2**40) -> Number:
     """The most tokens of one request that `blocks` hold; 0: none; None: any number."""
     return most(lambda tokens: request_blocks(groups, tokens, limits), blocks, limit=limit)

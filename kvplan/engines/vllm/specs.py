@@ -22,7 +22,7 @@ class CacheLayer(NamedTuple):
 
     family: str
     """``full``, ``mla`` (latent rows, index keys), ``sink``, ``sliding``, ``sliding_mla``, ``chunked``,
-    ``cross`` or ``mamba`` (any fixed state)."""
+    ``cross``, ``ring`` (one block a request, written over and over) or ``mamba`` (any fixed state)."""
     block_size: int
     """Tokens of one block of this cache."""
     row_bytes: int = 0
@@ -43,6 +43,8 @@ class CacheLayer(NamedTuple):
     """``mamba``: blocks more per request for a checkpoint exported from inside a prefill."""
     alignment: int = 1
     """The page is a multiple of so many bytes."""
+    stride: int = 1
+    """Where pages lie side by side, the block is a multiple of so many bytes."""
 
     @property
     def data_bytes(self) -> int:
@@ -104,4 +106,6 @@ def one_type(layers: list[CacheLayer]) -> bool:
     if first.family == "mamba":
         same = [(m.draft_blocks, m.checkpoint_blocks, m.page_bytes) for m in distinct]
         return all(layer.family == "mamba" for layer in distinct) and len(set(same)) == 1
+    if first.family == "ring":
+        return all(layer.family == "ring" for layer in distinct)
     return all(layer.family == first.family and layer.window == first.window for layer in distinct)

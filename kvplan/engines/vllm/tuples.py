@@ -82,11 +82,31 @@ def slot_bytes(groups: list[Group], held: set[int] | None) -> int:
     return sum(size * slots for size, slots in most.items())
 
 
-def printed_request_blocks(groups: list[Group], tokens: Number, limits: Limits) -> Number:
+def checked_bytes(groups: list[Group], held: set[int] | None) -> int:
+    """Bytes that the check at start charges for a block until 0.28: the first group's page sizes, once for every tuple.
+
+    From 0.23 on a block may weigh less or more than that. Source: vLLM 0.20.0 to 0.28.0
+    ``vllm/v1/core/kv_cache_utils.py``, ``_max_memory_usage_bytes_from_groups``.
+    """
+    first = projected(groups[0], held)
+    most = max(_tuples(list(projected(group, held))) for group in groups)
+    return sum({layer.page_bytes for layer in first}) * most
+
+
+def projected(group: Group, held: set[int] | None) -> tuple[CacheLayer, ...]:
+    """The group's caches on a rank; of a rank that holds none, all of them, as ``_project_kv_cache_groups_to_worker``
+    leaves them."""
+    if held is None:
+        return group.layers
+    return tuple(x for m, x in zip(group.members, group.layers, strict=True) if m in held) or group.layers
+
+
+def printed_request_blocks(groups: list[Group], tokens: Number, limits: Limits, held: set[int] | None = None) -> Number:
     """Blocks by which vLLM divides for "Maximum concurrency" until 0.26: a request's bytes over the first group's.
 
     Groups whose blocks are lighter than the first one's count for less than the block that they take from the pool, so
     the printed concurrency is higher than what runs.
     """
-    spent = sum(group_blocks(group, tokens, limits) * group.page_bytes for group in groups)
-    return up(spent, groups[0].page_bytes)
+    here = [group._replace(layers=projected(group, held)) for group in groups]
+    spent = sum(group_blocks(group, tokens, limits) * group.page_bytes for group in here)
+    return up(spent, here[0].page_bytes)

@@ -42,6 +42,9 @@ CHANGES: dict[str, Change] = {
     "nemotron_state_fp16": Change((0, 13, 0), "Nemotron-H keeps recurrent states in fp16", _MODELS),
     "chunked_in_hybrid_manager": Change((0, 14, 0), "chunked attention uses the hybrid manager", "vllm/envs.py"),
     "v32_auto_is_bf16": Change((0, 14, 0), "DeepSeek-V3.2 keeps bf16 rows unless fp8 is asked for", _MODELS),
+    "check_by_first_group": Change(
+        (0, 14, 0), "the check at start counts the first group of layers alone (until 0.18)", _PLANNING
+    ),
     "mamba_cache_modes": Change((0, 15, 0), "mamba cache modes none, align and all", _SPECS),
     "mamba2_draft_columns": Change((0, 17, 0), "Mamba 2 keeps a convolution column per draft token", _STATES),
     "config_state_dtype": Change((0, 17, 0), "Qwen3.5 states follow mamba_ssm_dtype", _MODELS),
@@ -55,10 +58,12 @@ CHANGES: dict[str, Change] = {
         (0, 18, 0), "max_num_seqs over the state blocks is refused",
         "vllm/config/compilation.py",
     ),
+    "check_by_all_groups": Change((0, 19, 0), "the check at start counts every group of layers", _PLANNING),
     "nemotron_state_fp32": Change((0, 20, 0), "Nemotron-H keeps recurrent states in fp32", _MODELS),
     "utilization_0_92": Change((0, 20, 0), "default utilisation 0.92 (before: 0.9)", "vllm/config/cache.py"),
     "turboquant": Change((0, 20, 0), "TurboQuant caches", _SPECS),
     "v4_caches": Change((0, 20, 0), "DeepSeek-V4 caches in tuples of layers that share slots", _PLANNING),
+    "override_in_check": Change((0, 20, 1), "num_gpu_blocks_override counts in the check at start", _PLANNING),
     "tokens_from_concurrency": Change((0, 20, 1), "token line is concurrency x max_model_len", _PLANNING),
     "v4_slots_by_page": Change((0, 23, 0), "DeepSeek-V4 blocks hold as many slots of a page size as needed", _PLANNING),
     "pages_may_be_padded": Change((0, 24, 0), "pages that do not divide the largest are padded", _PLANNING),
@@ -100,6 +105,10 @@ CHANGES: dict[str, Change] = {
         (0, 28, 0), "mamba cache mode align by default (before: all where the model can)",
         _MODELS,
     ),
+    "check_by_blocks": Change(
+        (0, 29, 0), "the check at start counts blocks of DeepSeek-V4 (before: its first group's pages, over and over)",
+        _PLANNING,
+    ),
     "null_block_in_check": Change((0, 29, 0), "the check at start sets one null block aside", _PLANNING),
     "v2_runner_everywhere": Change(
         (0, 29, 0), "the V2 model runner is the default for every model",
@@ -124,6 +133,22 @@ CHANGES: dict[str, Change] = {
     "eagle3_pp_in_v2": Change(
         (0, 30, 0), "EAGLE-3 with pipeline stages runs under the V2 model runner",
         "vllm/config/vllm.py",
+    ),
+    "glm5_next": Change((0, 30, 0), "GLM-5.3-Flash and DeepSeek-V4.1", "vllm/model_executor/models/registry.py"),
+    "v41_fused_attention": Change(
+        (0, 31, 0), "DeepSeek-V4.1 keeps its compressed entries in nvfp4 on compute capability 10",
+        "vllm/models/deepseek_v41/nvidia/model.py",
+    ),
+    "v41_record_strides": Change(
+        (0, 33, 0), "blocks of DeepSeek-V4.1 hold whole rows of both its records on compute capability 10",
+        "vllm/models/deepseek_v41/attention.py",
+    ),
+    "tail_keeps_drafts": Change(
+        (0, 31, 0), "the tail of pooled index keys holds draft tokens", "vllm/models/glm5next/common/attention.py"
+    ),
+    "row_strides": Change(
+        (0, 32, 0), "blocks of packed sparse latent caches are multiples of a row",
+        "vllm/v1/attention/backends/mla/sparse_utils.py",
     ),
     "no_mode_all": Change((0, 32, 0), "mamba cache mode all removed", _SPECS),
     "mamba2_checkpoint_block": Change(

@@ -16,7 +16,7 @@ from kvplan.catalog import load_gpu
 from kvplan.engines import get_engine
 from kvplan.engines.base import Pool, Settings, Stage
 from kvplan.engines.vllm.groups import Group, block_bytes, make_groups
-from kvplan.engines.vllm.requests import Limits, group_blocks, longest_request, request_blocks
+from kvplan.engines.vllm.requests import Limits, alike, group_blocks, longest_request, request_blocks
 from kvplan.engines.vllm.specs import CacheLayer
 from kvplan.engines.vllm.versions import Rules
 from kvplan.planning.drafts import served_model
@@ -202,7 +202,7 @@ def test_specs(case: dict[str, Any]) -> None:
     bytes_ = [have] * len(spans) if isinstance(have, int) else have
     blocks = min(b // block_bytes(groups, span) for b, span in zip(bytes_, spans, strict=True))
     assert blocks == result["num_blocks"]
-    concurrency = blocks / request_blocks(groups, asked["max_model_len"], limits)
+    concurrency = blocks / request_blocks(alike(groups), asked["max_model_len"], limits)
     assert concurrency == result["max_concurrency"]
     assert sorted((len(g.members), g.first.family, g.first.block_size, g.first.page_bytes) for g in groups) == sorted(
         (g["num_layers"], FAMILIES[g["spec"]["type"]], g["spec"]["block_size"], g["spec"]["page_size_bytes"])
@@ -219,10 +219,10 @@ def test_longest_request_inverts_the_block_count() -> None:
     groups = make_groups([CacheLayer("full", 16, 100), *[CacheLayer("sliding", 16, 100, window=64)] * 2], Rules())
     limits = Limits(256)
     for blocks in (1, 30, 100, 1000):
-        longest = longest_request(groups, blocks, limits)
+        longest = longest_request(alike(groups), blocks, limits)
         assert longest is not None
-        assert longest == 0 or request_blocks(groups, longest, limits) <= blocks
-        assert request_blocks(groups, longest + 1, limits) > blocks
+        assert longest == 0 or request_blocks(alike(groups), longest, limits) <= blocks
+        assert request_blocks(alike(groups), longest + 1, limits) > blocks
 
 
 def _pool(**changes: Any) -> Pool:

@@ -50,3 +50,28 @@ def test_a_pool_of_given_blocks_says_how_many_a_request_needs() -> None:
 def test_packed_pages_of_windows_are_a_guess_that_is_said(model: str, warns: bool) -> None:
     made = plan(model, gpu="h100-sxm", kv_cache_dtype="turboquant_k8v4", max_model_len=8192)
     assert any("TurboQuant pages of windowed layers" in text for text in made.warnings) is warns
+
+
+@pytest.mark.parametrize(
+    ("version", "starts"), [("0.13.0", False), ("0.14.0", True), ("0.18.0", True), ("0.19.0", False)]
+)
+def test_some_releases_check_the_first_group_of_layers_alone(version: str, starts: bool) -> None:
+    """gpt-oss-20b, 131,072 tokens in 3.3 GB: the blocks of the full layers alone would hold, windows besides do not."""
+    made = plan("gpt-oss-20b", engine=f"vllm@{version}", kv_cache_memory_bytes=3_300_000_000, gpu="h100-sxm")
+    assert made.capacity is not None
+    assert made.capacity.num_blocks is not None
+    assert made.capacity.num_blocks >= 8192
+    assert made.capacity.max_single_request_tokens < 131_072
+    assert made.verdict.fits is starts
+    assert any("vllm starts, and longer requests do not run" in text for text in made.warnings) is starts
+
+
+def test_deepseek_v4_is_charged_whole_tuples_at_start_until_028() -> None:
+    """0.28 with bytes for the blocks of a request and not for its tuples; from 0.29 on the blocks suffice."""
+    asked = {"tensor_parallel_size": 2, "max_model_len": 262_144, "max_num_batched_tokens": 8192, "gpu": "h200-nvl"}
+    need = plan("deepseek-v4-flash", engine="vllm@0.29.0", kv_cache_memory_bytes=10**11, **asked).kv
+    have = need.bytes_per_sequence_per_gpu + 10_000_000
+    assert plan("deepseek-v4-flash", engine="vllm@0.29.0", kv_cache_memory_bytes=have, **asked).verdict.fits
+    old = plan("deepseek-v4-flash", engine="vllm@0.28.0", kv_cache_memory_bytes=have, **asked)
+    assert old.verdict.fits is False
+    assert old.verdict.binding == "kv"

@@ -1,0 +1,101 @@
+"""Block sizes that pages of several kinds must agree on: states beside attention, packed rows beside plain ones."""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import TYPE_CHECKING
+
+from kvplan.engines.vllm.backends import DEFAULT_BLOCK, Backend
+from kvplan.engines.vllm.layers import Inputs, model_caches
+from kvplan.engines.vllm.layout import attention_family
+from kvplan.engines.vllm.specs import up
+from kvplan.engines.vllm.states import state_bytes
+from kvplan.engines.vllm.versions import Rules
+from kvplan.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Settings
+    from kvplan.spec.kind import CacheKind
+    from kvplan.spec.model import ModelSpec
+
+
+def hybrid_block(
+    model: ModelSpec,
+    mixers: list[CacheKind],
+    settings: Settings,
+    inputs: Inputs,
+    backends: list[Backend],
+    mode: str,
+    grid: int,
+) -> Inputs:
+    """Grow the attention block until its page covers a state, and pad states to that page.
+
+    Source: vLLM 0.33.0 ``vllm/platforms/interface.py``, ``_align_hybrid_block_size``; before 0.18
+    ``HybridAttentionMambaModelConfig``.
+    """
+    rules = inputs.rules
+    state = max(state_bytes(m, inputs.dtypes, rules, inputs.draft_tokens) for m in mixers if m.states())
+    per_token = _token_bytes(model, inputs)
+    if not state or not per_token:
+        return inputs
+    latent = attention_family(mixers) != "dense"
+    align = max(min(backends[0].sizes), inputs.block_size)
+    if not rules.has("backend_chooses_block"):
+        align = _old_alignment(latent, mixers, settings, rules)
+    elif latent and rules.has("hybrid_mla_128"):
+        align = max(align, 128)
+    align = lcm(align, grid)
+    block = align * up(state, align * per_token)
+    if mode == "all":
+        chunk = settings.extra.get("mamba_block_size")
+        if not chunk:
+            raise UnsupportedError(
+                "mamba cache mode all needs the kernel's chunk size, which the model's description does not hold",
+                where="--mamba-block-size",
+                hint="add --mamba-block-size with the configuration's chunk size, or type --mamba-cache-mode align",
+            )
+        chunk = lcm(int(chunk), align)
+        block = chunk * up(up(state, per_token), chunk)
+    if rules.has("every_backend_aligns"):
+        step = lcm(*(min(b.sizes) for b in backends))
+        block = step * up(block, step)
+    block = max(block, inputs.block_size) if rules.has("backend_chooses_block") else block
+    return inputs._replace(block_size=block, state_block=block, state_padding=block * per_token)
+
+
+def _old_alignment(latent: bool, mixers: list[CacheKind], settings: Settings, rules: Rules) -> int:
+    """Multiples of which hybrid blocks were before the backend chose.
+
+    Source: vLLM 0.11.0 and 0.14.0 ``vllm/model_executor/models/config.py``.
+    """
+    major = str(settings.extra.get("compute_capability", "9.0")).partition(".")[0]
+    if not rules.has("group_of_the_larger"):
+        return 16
+    if latent:
+        return 128 if settings.extra.get("attention_backend") == "CUTLASS_MLA" else 64
+    wide = any(s.head_dim == 256 for m in mixers for s in m.streams())
+    return 32 if major == "10" and wide and rules.has("chunked_in_hybrid_manager") else 16
+
+
+def _token_bytes(model: ModelSpec, inputs: Inputs) -> int:
+    """Bytes of one token in one attention layer: the first one's."""
+    for _, cache in model_caches(model, inputs):
+        if cache.family in ("full", "mla", "sliding", "chunked") and cache.shape[:1] != ("index",):
+            return cache.row_bytes
+    return 0
+
+
+def mixed_block(mixers: list[CacheKind], inputs: Inputs) -> int:
+    """The block whose page, unpacked at one byte an element, covers a kernel block of the plain layers.
+
+    Source: vLLM 0.33.0 ``vllm/platforms/interface.py``, ``_align_heterogeneous_kv_block_size``; the size
+    is reckoned with the first layer's backend, which does not pack.
+    """
+    step = max(DEFAULT_BLOCK, inputs.block_size)
+    for mixer in mixers:
+        streams = [s for s in mixer.streams() if s.role in ("k", "v")]
+        if streams:
+            elements = sum(s.heads * s.head_dim for s in streams)
+            need = inputs.dtypes.conv * elements * DEFAULT_BLOCK
+            return step * up(need, step * elements)
+    return step
