@@ -54,7 +54,14 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "oracle": ("38.2", "25.2", "-", "36.6", "13.62"),
     "paged": ("96.3", "-", "-", "3.7", "30.42"),
 }
-"""Figure 2 (token states, reservation, internal, external and others, per cent) and figure 13 (batched requests)."""
+"""Figure 2 (token states, reservation, internal, external and others, per cent) and figure 13a (batched requests)."""
+PUBLISHED_ALPACA = {"max": "7.00", "pow2": "43.24", "oracle": "72.75", "paged": "132.44"}
+"""Figure 13b (batched requests)."""
+PUBLISHED_SAVING = {
+    ("sharegpt", 1.0): ("16.2", "", "30.5"), ("sharegpt", 0.5): ("44.3", "", "66.3"),
+    ("alpaca", 1.0): ("6.09", "8.53", "9.79"), ("alpaca", 0.5): ("37.56", "53.13", "55.16"),
+}  # fmt: skip
+"""Figure 15 and section 6.3: per cent of the blocks that 2, 4 and 6 samples (1.0) or beams (0.5) save by sharing."""
 
 
 def measured(
@@ -101,11 +108,23 @@ def paper() -> int:
             run = measured("opt-13b", PAPER, spec=_spec(lengths, steady, 1800), allocator=name)
             full = measured("opt-13b", PAPER, spec=_spec(lengths, over, 600), allocator=name)
             shares = [run["stored"], *(run["waste"][part] for part in ("reserved", "internal", "external"))]
-            known = PUBLISHED[name] if lengths == "sharegpt" else ("",) * 5
+            known = PUBLISHED[name] if lengths == "sharegpt" else ("",) * 4 + (PUBLISHED_ALPACA[name],)
             cells = [f"{100 * s:.1f}{f' ({k})' if k else ''}" for s, k in zip(shares, known, strict=False)]
             batch = f"{run['batch']:.2f}{f' ({known[4]})' if known[4] else ''}"
             print(f"| {lengths}, {name} | {' | '.join(cells)} | {batch} | {full['rate']:.2f} |")
     return 0
+
+
+def sharing() -> None:
+    """Blocks that samples and beams of one request share, block by block, at the means of the lengths."""
+    from kvplan.simulate.allocators.blocks import beam_search
+
+    print("\n| blocks saved, % | 2 | 4 | 6 |\n| --- | --- | --- | --- |")
+    for (lengths, stays), known in PUBLISHED_SAVING.items():
+        prompt, output = {"sharegpt": (161, 338), "alpaca": (19, 58)}[lengths]
+        saved = [beam_search(prompt, output, width, 16, seed=1, stays=stays).saved for width in (2, 4, 6)]
+        cells = [f"{100 * s:.1f}{f' ({k})' if k else ''}" for s, k in zip(saved, known, strict=True)]
+        print(f"| {lengths}, {'samples' if stays == 1 else 'beams'} | {' | '.join(cells)} |")
 
 
 def _spec(lengths: str, rate: float, seconds: int) -> str:
@@ -119,7 +138,9 @@ def main() -> int:
     parser.add_argument("--million", action="store_true")
     args = parser.parse_args()
     if args.paper:
-        return paper()
+        status = paper()
+        sharing()
+        return status
     if not args.trace:
         parser.error("TRACE is missing")
     return speed(str(Path(args.trace).resolve()), args.million)

@@ -132,14 +132,17 @@ def _one(
     chosen.check()
     trace = take_trace(path, traced)
     deployment = find_deployment(model, given)
+    site = prepare(deployment)
     if deployment.report is not None:
         out.note(deployment.report.note())
-    site = prepare(deployment)
     if chosen.allocator != "paged" or chosen.scheduler == "static":
         site = one_pool(site)
     with Progress(len(trace), "requests", quiet=out.quiet) as progress:
         run = running.simulate(site, trace, chosen, progress=progress.step)
     result = figures(run)
+    if result.interrupted and not result.scheduling.finished:
+        out.note(f"interrupted before any of {len(trace):,} requests was done: nothing is written")
+        return 130
     if aims and not result.interrupted:
         try:
             with Progress(20, "simulations", quiet=out.quiet) as progress:
@@ -240,6 +243,9 @@ def _study(
     todo = list(points(Point(model, given, path, traced, options), axes, of_trace=NAMES, of_options=Options._fields))
     with Progress(size, "simulations", quiet=out.quiet) as progress:
         study = run_study(todo, workers=workers, ray=ray, told=progress.step)
+    if study.interrupted and not study.rows:
+        out.note(f"interrupted before any of {size:,} simulations was done: nothing is written")
+        return 130
     if study.rows and all(row["refused"] for row in study.rows):
         raise InputError(f"every simulation is refused; the first: {study.rows[0]['refused']}", hint="change the flags")
     _write_study(out, f"{model}: {size:,} simulations", [a.setting for a in axes], list(ROW), study.rows)

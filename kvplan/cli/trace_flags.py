@@ -49,5 +49,8 @@ TRACE = (*READING, *TAKING, SYNTHETIC)
 
 def said(notes: Sequence[str], broken: Broken) -> list[str]:
     """Warnings about a trace: what was put right, and what was left out."""
-    lost = f"{broken.lines:,} broken lines were left out; the first: {'; '.join(broken.first)}"
+    many = (
+        f"{broken.lines:,} broken lines were left out; the first" if broken.lines > 1 else "a broken line was left out"
+    )
+    lost = f"{many}: {'; '.join(broken.first)}"
     return [*notes, *([lost] if broken.lines else [])]

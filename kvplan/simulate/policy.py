@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 RESERVES_PROMPT = (0, 19, 0)
 """The vLLM release from which a request is admitted only where its whole prompt fits
 (``vllm/config/scheduler.py``, ``scheduler_reserve_full_isl``)."""
+MARKS = (0, 29, 0)
+"""The vLLM release from which windows and states are kept only at the end of prompts and where they part
+(``vllm/config/cache.py``, ``prefix_cache_retention_interval``)."""
 _MOST_UNITS = 64
 """Of a token, beyond which a coarser unit is taken."""
 DEFAULT_SEQUENCES = 256
@@ -192,7 +195,8 @@ def vllm_shape(laid: Layout, settings: Settings, engine: Vllm) -> Shape:
 
     whole: list[int] = []
     windows: list[Window] = []
-    fixed = 0
+    fixed = states = 0
+    sparse = False
     longest = settings.max_model_len
     for group in laid.groups:
         first = group.first
@@ -202,11 +206,14 @@ def vllm_shape(laid: Layout, settings: Settings, engine: Vllm) -> Shape:
             tokens = first.window or 1
             most = -(-tokens // first.block_size) + 1
             windows.append(Window(first.block_size, tokens, most, group_blocks(group, longest, laid.limits)))
+            sparse = sparse or first.family != "chunked"
         else:
             fixed += group_blocks(group, longest, laid.limits)
+            states += first.family == "mamba"
     span = laid.prefix_span() if settings.enable_prefix_caching and whole else 0
     reserve = engine.rules.version >= RESERVES_PROMPT
-    return Shape(tuple(whole), tuple(windows), fixed, span, reserve)
+    marked = bool(span and (sparse or states)) and engine.rules.version >= MARKS
+    return Shape(tuple(whole), tuple(windows), fixed, span, marked, states, reserve)
 
 
 def with_blocks(site: Site, blocks: int) -> Site:

@@ -114,7 +114,6 @@ class Counts:
     """Totals of a replica."""
 
     hit_tokens: int = 0
-    hit_spans: int = 0
     looked_up_tokens: int = 0
     preemptions: int = 0
     swapped_tokens: int = 0

@@ -8,8 +8,8 @@ class Request:
 
     __slots__ = (
         "admitted", "apart", "arrival", "base_length", "base_step", "computed", "cursor", "emitted", "extra_blocks",
-        "finish_step", "first", "forked", "holds", "index", "output", "place", "plan", "preemptions", "prompt",
-        "registered", "samples", "spans", "swapped", "tail", "target", "tried",
+        "finish_step", "first", "forked", "holds", "index", "marks", "output", "parting", "place", "plan",
+        "preemptions", "prompt", "registered", "samples", "spans", "swapped", "tail", "target", "tried",
     )  # fmt: skip
 
     def __init__(self, index: int, arrival: float, prompt: int, output: int, samples: int = 1) -> None:
@@ -28,6 +28,10 @@ class Request:
         """(entry of `plan`, spans of it) that the next whole span belongs to."""
         self.holds: list[list[int]] = []
         """[key, spans] that this request holds in the prefix cache, in order."""
+        self.marks: list[int] = []
+        """Spans of `plan` after which its windows and states are kept for others."""
+        self.parting = 0
+        """Spans after which others that were here before go on differently; 0: none was met."""
         self.registered = 0
         """Spans in `holds`."""
         self.target = prompt

@@ -52,8 +52,4 @@ class Router:
     @staticmethod
     def _cached(replica: Replica, request: Request) -> int:
         """Tokens of a prompt that a replica has."""
-        span = replica.memory.shape.span if replica.memory.paged else 0
-        if not span:
-            return 0
-        spans, _ = replica.memory.cache.find(request.spans, request.prompt // span)
-        return int(spans * span)
+        return int(replica.memory.lookup(request)) if replica.memory.paged else 0

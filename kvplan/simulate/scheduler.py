@@ -4,7 +4,8 @@ Each step serves the running requests first, in the order in which they were adm
 decodes, a chunk for the one whose prompt is under way. What is left of the token budget admits waiting requests,
 first come first served, while the sequence limit and the memory allow, and none in a step that had to preempt. The
 victim is the request that was admitted last; it loses its blocks (*recompute*) or moves them to host memory (*swap*)
-and waits at the head of the queue. Source: vLLM 0.33.0 ``vllm/v1/core/sched/scheduler.py``, ``schedule``.
+and waits at the head of the queue. Whoever ends gives back its blocks after the step, in the order of admission too.
+Source: vLLM 0.33.0 ``vllm/v1/core/sched/scheduler.py``, ``schedule`` and ``update_from_output``.
 
 Steps in which nothing changes but lengths are taken together: until a request ends, memory runs out, or one arrives.
 """
@@ -99,9 +100,11 @@ class Replica:
     def _advance(self, until: float) -> None:
         """One step, or as many as pass without anything to decide."""
         memory, preempted, moved = self.memory, False, 0
-        while self.batch and not memory.steps(self.step, 1):
-            moved += self._preempt()
-            preempted = True
+        if self.batch and not memory.steps(self.step, 1):
+            memory.drain()  # those that were admitted before the victim are served before it loses its blocks
+            while self.batch and not memory.steps(self.step, 1):
+                moved += self._preempt()
+                preempted = True
         before = memory.level()
         decoding, context = self.batch, self.context
         if decoding:
@@ -168,10 +171,7 @@ class Replica:
             return
         request.tried = True
         self.rows.hits[request.index] = hit
-        span = getattr(self.memory, "shape", None)
-        spans = hit // span.span if span and span.span else 0
         self.counts.hit_tokens += hit
-        self.counts.hit_spans += spans
         self.counts.looked_up_tokens += request.prompt
 
     def _mixed_step(
@@ -200,6 +200,7 @@ class Replica:
         self.partial = None
         if chunks:  # they may give back blocks behind a window, and what they computed can be found
             self.blocked = False
+        self._events()  # whoever was admitted first gives back its blocks first
         for request, _, end in chunks:
             request.computed = end
             self.memory.settle(request)
@@ -210,7 +211,6 @@ class Replica:
         for request in resumed:
             request.swapped = False
             self._start(request, request.base_length)
-        self._events()
 
     def _emit_first(self, request: Request) -> None:
         """A prompt is done: its next token comes out."""

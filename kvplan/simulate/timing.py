@@ -5,10 +5,8 @@ number of tokens alone, and the cache and attention of one sequence at context c
 join is homogeneous. ``base`` is kept in a table; ``J`` becomes a line through knots between which the planner's
 figure is straight (windows bend it). Where contexts differ, c is their mean: exact while J is straight, as it is for
 full attention. A chunk of a prompt adds its products, its share of attention's square and one reading of the cache
-up to its end; a whole prompt in one chunk takes exactly what the plan says. Chunks of one prompt are added up one by
-one, full ones and a rest, where the plan takes as many of equal length: the two agree where there is no rest. A short
-rest reads the weights once more for few tokens, which is up to 17 % above the plan for dense models; of experts it
-reads few, which is up to 40 % below, both after one chunk and less after each further one.
+up to its end, as `kvplan.planning.speed.prefill` does: a prompt alone takes exactly what the plan says, whatever the
+chunks it is cut into.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.planning.speed import work as of
 from kvplan.planning.speed.decode import kernel_seconds, message_seconds
+from kvplan.planning.speed.prefill import product_seconds
 from kvplan.planning.speed.rates import join
 
 if TYPE_CHECKING:
@@ -100,7 +99,6 @@ class StepTimer:
         assert self.rates.matmul_flops is not None  # `kvplan.simulate.policy.prepare` looked
         assert self.rates.attention_flops is not None
         self.flops, self.scores = self.rates.decode_flops, self.rates.attention_flops
-        self.plateau = self.rates.matmul_flops * self.rates.prefill_share
         self.lines = [Line(self._per_sequence(work), max(2, longest)) for work in self.works]
         self.straight = all(len(line.at) == 2 for line in self.lines)
         self.latency = [kernel_seconds(work, self.rates) for work in self.works]
@@ -180,10 +178,7 @@ class StepTimer:
         total = slowest = 0.0
         for stage, work in enumerate(self.works if batch else self.alone):
             products = self.bodies[batch > 0][stage] * new + 2 * work.head_parameters * done
-            compute = products / self.plateau
-            if rates.prefill_cap:
-                compute = join(compute, products / rates.prefill_cap, rates.softness)
-            compute += self.products[stage] * micro
+            compute = product_seconds(rates, products) + self.products[stage] * micro
             reading = self._weights(stage, micro + new, batch > 0) / rates.weight_bandwidth
             fetching = squares = 0.0
             for start, end in chunks:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from kvplan.errors import InputError, KvplanError
@@ -28,7 +29,8 @@ ROW = (
     "latency.tpot.p99", "latency.e2e.p99", "throughput.requests_per_second", "throughput.tokens_per_second",
 )  # fmt: skip
 """Figures of each simulation, by their places in `kvplan.simulate.results.figures`."""
-
+_FLYING = 1000
+"""Simulations that a Ray cluster is given at a time."""
 
 Rows: TypeAlias = Generator[tuple[int, dict[str, Any]], None, None]
 """(place in the grid, row) of each simulation, as they end."""
@@ -176,10 +178,21 @@ def _ray(todo: Sequence[tuple[Mapping[str, Any], Point]], address: str, workers:
         except (ConnectionError, RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"no cluster: {reason}", where="--ray", hint="--ray local starts one here") from None
+    task, points, flying = ray.remote(simulate_point), enumerate(todo), dict[Any, int]()
     try:
-        task = ray.remote(simulate_point)
-        for place, waiting in enumerate([task.remote(point) for _, point in todo]):
-            yield place, ray.get(waiting)
+        flying.update({task.remote(point): place for place, (_, point) in islice(points, _FLYING)})
+        while flying:
+            (ready,), _ = ray.wait(list(flying), num_returns=1)
+            yield flying.pop(ready), ray.get(ready)
+            flying.update({task.remote(point): place for place, (_, point) in islice(points, 1)})
+    except KeyboardInterrupt:
+        for ready in ray.wait(list(flying), num_returns=len(flying), timeout=0)[0] if flying else ():
+            with suppress(ray.exceptions.RayError):  # its worker was interrupted too
+                yield flying[ready], ray.get(ready)
+        raise
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().rpartition("\n")[2]
+        raise InputError(f"the cluster lost a simulation: {reason}", where="--ray", hint="leave --ray out") from None
     finally:
         if started:
             ray.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from kvplan.simulate.run import ALLOCATORS, Options, Run, simulate
 from kvplan.simulate.scheduler import Replica
 from kvplan.simulate.synthetic import synthetic
 from kvplan.simulate.trace import Builder, Trace
+from kvplan.simulate.traces import read_trace
 
 
 def figures(run: Run) -> Any:
@@ -113,6 +115,23 @@ def test_laws_of_a_run(site: Any, raw: Any, blocks: int, sequences: int, tokens:
     assert [r.counts for r in run.replicas] == [r.counts for r in slow.replicas]
 
 
+@SLOW
+@given(
+    ids=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=20),
+    tokens=st.integers(0, 511), output=st.integers(1, 40), blocks=st.integers(200, 600),
+)  # fmt: skip
+def test_ids_that_follow_any_others_leave_the_sums_whole(
+    site: Any, tmp_path_factory: pytest.TempPathFactory, ids: list[list[int]], tokens: int, output: int, blocks: int
+) -> None:
+    rows = [
+        {"timestamp": 20 * i, "input_length": 512 * len(some) - tokens, "output_length": output, "hash_ids": some}
+        for i, some in enumerate(ids)
+    ]
+    path = tmp_path_factory.mktemp("traces") / "ids.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    check(simulate(with_blocks(site(), blocks), read_trace(str(path))))
+
+
 def check(run: Run) -> None:
     """What holds after every run."""
     rows, trace, result = run.rows, run.trace, figures(run)
@@ -130,6 +149,9 @@ def check(run: Run) -> None:
         assert replica.line.peak_running <= run.site.sequences
         if memory.paged:
             assert memory.cache.held_spans == 0
+            assert memory.free + memory.cache.idle_blocks == memory.capacity
+            assert memory.free >= 0
+            assert memory.cache.idle_marks == sum(r.count for r in memory.cache.queue if r.depth)
             assert memory.other == 0
             assert all(ring.members == 0 for ring in memory.rings)
     assert (rows.admitted[done] >= trace.arrivals[done] - 1e-9).all()
@@ -218,6 +240,36 @@ def test_shared_prompts_are_computed_once(site: Any) -> None:
     run = simulate(site(), trace_of((0, 100, 5, *chain), (9, 100, 5, *chain), (18, 96, 5, [7], [96])))
     assert run.rows.hits.tolist() == [0, 96, 80]
     assert simulate(site(enable_prefix_caching=False), run.trace).rows.hits.tolist() == [0, 0, 0]
+
+
+def test_windows_and_states_are_kept_where_prompts_end_and_part(site: Any) -> None:
+    """Blocks of 16 tokens. From 0.29 on a hybrid goes on only after a prompt's last full block, or where two parted."""
+    trace = trace_of(
+        (0, 2000, 400, [7, 8], [800, 1200]),
+        (9, 2500, 4, [7, 8], [800, 1200]),  # after the first prompt, whose last token is not found
+        (18, 2000, 4, [7, 9], [800, 1200]),  # nothing is kept at 800: it is from now on
+        (27, 2000, 4, [7, 10], [800, 1200]),
+        (36, 2000, 4, [7, 8], [800, 1200]),
+        (45, 900, 4, [7, 8], [800, 100]),
+    )
+    for model in ("gpt-oss-20b", "gemma-3-27b"):
+        made = site(model, tensor_parallel_size=2)
+        assert (made.shape.span, made.shape.marked) == (16, True)
+        assert simulate(made, trace).rows.hits.tolist() == [0, 1984, 0, 800, 1984, 800]
+        old = site(model, tensor_parallel_size=2, engine="vllm@0.28.0")
+        assert not old.shape.marked
+        assert simulate(old, trace).rows.hits.tolist() == [0, 2000, 800, 800, 1984, 896]
+    assert not site().shape.marked
+
+
+@SLOW
+@given(raw=REQUESTS, blocks=st.integers(150, 500), swap=st.booleans(), samples=st.booleans(), turns=st.integers(1, 4))
+def test_laws_of_hybrids(site: Any, raw: Any, blocks: int, swap: bool, samples: bool, turns: int) -> None:
+    options = Options(preemption="swap" if swap else "recompute")
+    made: Site = site("gpt-oss-20b", max_num_seqs=6, max_num_batched_tokens=100)
+    check(simulate(with_blocks(made, blocks), some_trace(raw, samples), options))
+    talks = synthetic(f"requests=30,turns={turns},prompt=lognormal:90,output=lognormal:60,rate=20,think=1,system=70")
+    check(simulate(with_blocks(made, blocks), talks, options))
 
 
 def test_answers_are_found_again_in_the_next_turn(site: Any) -> None:

@@ -111,8 +111,56 @@ def test_sharegpt_takes_the_first_two_turns(tmp_path: Path) -> None:
     assert (trace.prompts.tolist(), trace.outputs.tolist(), trace.timed) == ([10, 3], [20, 4], False)
     assert "estimated" in trace.notes[0]
     assert trace.broken == (1, ("conversation 3: has fewer than two turns",))
-    with pytest.raises(InputError, match="no whole JSON array"):
-        read_trace(write(tmp_path, text[:-20]))
+
+
+GOOD = [
+    json.dumps({"conversations": [{"from": "human", "value": "a, {" * n}, {"from": "gpt", "value": '}, "b": ]' * n}]})
+    for n in range(1, 6)
+]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["oops", '{"conversations": [{"value": "a}, {"value": "c"}]}', '{"conversations": [{"value": "a" "b"}]}',
+     '{"prompt_len": 3, "output_len": 4', '{"prompt_len": 3, "output_len": }', '"', "{}}"],
+)  # fmt: skip
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_one_broken_conversation_takes_no_other_with_it(tmp_path: Path, bad: str, place: int) -> None:
+    text = "[" + ",\n".join([*GOOD[:place], bad, *GOOD[place:]]) + "]"
+    trace = read_trace(write(tmp_path, text), Reading(format="sharegpt"))
+    right = read_trace(write(tmp_path, f"[{','.join(GOOD)}]"))
+    assert trace.prompts.tolist() == right.prompts.tolist()
+    assert trace.broken.lines == 1 + (bad == "{}}")
+    assert trace.broken.first[0].startswith(f"conversation {place + 1}: ")
+    with pytest.raises(InputError, match=r"is not JSON|no JSON object|two turns") as caught:
+        read_trace(write(tmp_path, text), Reading(format="sharegpt", strict=True))
+    assert f"conversation {place + 1}" in str(caught.value.where)
+
+
+@pytest.mark.parametrize("end", [1, 20, len(GOOD[-1]) + 1])
+def test_an_array_that_is_cut_off_has_one_broken_conversation(tmp_path: Path, end: int) -> None:
+    trace = read_trace(write(tmp_path, f"[{','.join(GOOD)}]"[:-end]))
+    assert len(trace) == len(GOOD) - (end > 1)
+    assert trace.broken.lines == 1
+    assert "cut off" in trace.broken.first[0]
+
+
+def test_an_id_behind_another_one_is_another_block(tmp_path: Path) -> None:
+    """Equal ids mean equal content before them; where a trace breaks that, they are told apart."""
+    rows = [[1, 2, 3], [1, 2, 4], [5, 2, 3], [5, 2, 3], [3, 3]]
+    lines = [
+        json.dumps({"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids})
+        for ids in rows
+    ]
+    trace = read_trace(write(tmp_path, "\n".join(lines)))
+    keys = [[key for key, _ in trace.chain(i)] for i in range(len(rows))]
+    assert keys[:2] == [[1, 2, 3], [1, 2, 4]]
+    assert keys[2] == keys[3]
+    assert keys[2][0] == 5
+    assert len({*keys[0], *keys[2], *keys[4]}) == 8
+    most = ceiling(trace)
+    assert (most.hit_blocks, most.blocks) == (2 + 3, 14)
+    assert "4 hash ids" in trace.notes[0]
 
 
 def test_a_vllm_benchmark(tmp_path: Path) -> None:

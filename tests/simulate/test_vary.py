@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from multiprocessing import active_children
 from pathlib import Path
@@ -20,7 +21,7 @@ from kvplan.simulate.run import Options, simulate
 from kvplan.simulate.search import read_target, smallest_pool
 from kvplan.simulate.synthetic import synthetic
 from kvplan.simulate.taking import NAMES
-from kvplan.simulate.vary import ROW, Point, points, run_study
+from kvplan.simulate.vary import ROW, Point, points, run_study, simulate_point
 
 SPEC = "requests=150,lengths=alpaca,rate=40,seed=3,longest=1024"
 AXES = [Axis("allocator", ["max", "paged"]), Axis("seed", ["1", "2"]), Axis("max_model_len", [1024, None])]
@@ -55,6 +56,22 @@ def test_ray_gives_the_rows_of_a_serial_run(monkeypatch: pytest.MonkeyPatch) -> 
     # workers of a cluster import kvplan from where this test does
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     assert run_study(todo(), ray="local", workers=2).rows == run_study(todo(), workers=1).rows
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a signal")
+def test_an_interrupt_of_ray_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    slow = BASE._replace(trace_flags={"synthetic": "requests=3000000,lengths=sharegpt,rate=20"})
+    work: list[tuple[dict[str, Any], Point]] = [({"n": 1}, slow), ({"n": 2}, BASE), ({"n": 3}, slow)]
+    started = time.monotonic()
+    # while the next one is waited for
+    later = threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    study = run_study(work, ray="local", workers=2, told=lambda _: later.start())
+    assert study.interrupted
+    (row,) = study.rows
+    assert row == {"n": 2, **simulate_point(BASE)}
+    assert time.monotonic() - started < 60
 
 
 def test_what_is_refused_is_a_row_with_its_reason() -> None:

@@ -36,7 +36,6 @@ class PagedMemory:
         self.shape = shape
         self.free = capacity
         """Blocks that hold nothing."""
-        self.cache = PrefixCache()
         self.tokens = 0
         """Distinct tokens that live sequences keep."""
         self.other = 0
@@ -44,12 +43,13 @@ class PagedMemory:
         self.rings = [Ring(size) for size in shape.whole]
         self.window_rings = [Ring(w.block) for w in shape.windows]
         self.span_blocks = shape.span_blocks if shape.span else 0
+        self.cache = PrefixCache(self.span_blocks)
         self.per_token = sum(1 / size for size in shape.whole)
 
     @property
     def available(self) -> int:
         """Blocks that can be had, idle ones of the prefix cache included."""
-        return self.free + self.cache.idle_spans * self.span_blocks
+        return self.free + self.cache.idle_blocks
 
     @property
     def used(self) -> int:
@@ -75,7 +75,7 @@ class PagedMemory:
         found = idle = 0
         if span:
             _plan(request, span)
-            found, idle = self.cache.find(request.plan, (request.target - 1) // span)
+            found, idle = self._find(request)
         hit = found * span
         first = request.target if shape.reserve_prompt else min(request.target, hit + budget)
         need = shape.wanted(first) - (found - idle) * self.span_blocks
@@ -87,6 +87,9 @@ class PagedMemory:
             request.registered = found
             request.cursor = _cursor(request.plan, found)
             self.tokens += idle * span
+            if shape.marked:
+                request.marks.append(found)
+                self.free -= self.cache.mark(request.plan, found, 0)
         self._get(shape.fixed)
         self.other += shape.fixed
         request.computed = hit
@@ -95,6 +98,26 @@ class PagedMemory:
             self._get(kept)
             self.other += kept
         return hit
+
+    def lookup(self, request: Request) -> int:
+        """Tokens of a prompt that are cached and of use, without its last token."""
+        span = self.shape.span
+        if not span:
+            return 0
+        found, _ = self.cache.find(request.spans, (request.prompt - 1) // span)
+        return span * (self.cache.marked(request.spans, found) if self.shape.marked else found)
+
+    def _find(self, request: Request) -> tuple[int, int]:
+        """(spans of what a request computes that are there and of use, how many of them are idle)."""
+        cache, plan = self.cache, request.plan
+        found, idle = cache.find(plan, (request.target - 1) // self.shape.span)
+        request.marks, request.parting = [], 0
+        if not self.shape.marked or not found:
+            return found, idle
+        mark = cache.marked(plan, found)
+        if mark < found:
+            request.parting = found
+        return cache.find(plan, mark) if mark else (0, 0)
 
     def extend(self, request: Request, end: int) -> bool:
         """Room for the prompt's tokens up to `end`; False: there is none, and nothing has changed."""
@@ -117,7 +140,18 @@ class PagedMemory:
             self.other += (request.samples - 1) * shape.other_blocks(end)
         if shape.span:
             self._register(request, end // shape.span - start // shape.span)
+            if last and shape.marked:
+                request.marks += [request.parting, (request.prompt - 1) // shape.span]
+                for at in request.marks:
+                    self.free -= self.cache.mark(request.plan, at, 0)
         return True
+
+    def _leave_marks(self, request: Request) -> None:
+        """What windows and states keep for others is idle from now on, where there is room for it."""
+        for at in dict.fromkeys(request.marks):
+            blocks = self.shape.mark_blocks(at * self.shape.span)
+            self.free -= self.cache.mark(request.plan, at, blocks if blocks <= self.free else None)
+        request.marks = []
 
     def settle(self, request: Request) -> None:
         """The step of a chunk is done: blocks behind the windows are free again."""
@@ -166,14 +200,19 @@ class PagedMemory:
         self.tokens += tokens * request.samples
         request.forked = request.apart = request.samples > 1
         request.holds, request.registered, request.plan, request.cursor = [], 0, [], _UNKNOWN
+        request.marks = []
         return True
 
     def _get(self, count: int) -> None:
         if count > self.free:
-            spans = -(-(count - self.free) // self.span_blocks)
-            self.cache.evict(spans)
-            self.free += spans * self.span_blocks
+            self.free += self.cache.evict(count - self.free)
         self.free -= count
+
+    def drain(self) -> None:
+        """Make all idle spans room: sequences want more blocks than there are."""
+        count = self.available
+        self._get(count)
+        self.free = count
 
     def join(self, request: Request, step: int, length: int) -> int:
         """The request decodes from the step after `step` on.
@@ -276,6 +315,8 @@ class PagedMemory:
         idle = self.cache.release(reversed(request.holds)) if held else 0
         self.tokens += (held - idle) * shape.span
         self.free += blocks - held * self.span_blocks
+        if request.marks:
+            self._leave_marks(request)
         request.holds, request.registered, request.plan = [], 0, []
 
     def _register_output(self, request: Request, tokens: int) -> None:
@@ -295,7 +336,7 @@ class PagedMemory:
 
     def level(self) -> tuple[float, float, float, float]:
         """Blocks (in use, filled with states of tokens, reserved for later, idle in the prefix cache)."""
-        idle = self.cache.idle_spans * self.span_blocks
+        idle = self.cache.idle_blocks
         used = self.capacity - self.free - idle
         stored = self.other + self.tokens * self.per_token
         return used, stored, 0.0, idle
@@ -303,7 +344,7 @@ class PagedMemory:
     @property
     def evicted_blocks(self) -> int:
         """Blocks of shared prefixes that had to make room."""
-        return self.cache.evicted_spans * self.span_blocks
+        return self.cache.evicted_blocks
 
 
 def _full(request: Request, window: Window, step: int) -> bool:

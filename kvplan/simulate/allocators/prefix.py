@@ -7,6 +7,11 @@ less long. So of a segment's blocks always a beginning is there, of that a begin
 idle from its end. Three numbers a segment stand for any number of blocks, and give the same hits and evictions.
 
 Sizes are in *spans*: the tokens of which shared prefixes are multiples, one block where there is one group.
+
+Windows and states keep what they need to go on only where a request is likely to: where a prompt ended, and where one
+was seen to leave the others. Such a place is a *mark* in a segment. Its blocks are the request's while it runs and
+idle afterwards, and when one of them leaves, the mark is gone (``reachable_block_mask`` of the same file, with the
+default ``prefix_cache_retention_interval`` of 0).
 """
 
 from __future__ import annotations
@@ -16,19 +21,20 @@ from collections.abc import Iterable
 
 
 class Idle:
-    """Spans of one segment that became idle together."""
+    """Spans of one segment that became idle together; or, with a depth, the blocks of the mark there."""
 
-    __slots__ = ("count", "node")
+    __slots__ = ("count", "depth", "node")
 
-    def __init__(self, node: Node, count: int) -> None:
+    def __init__(self, node: Node, count: int, depth: int = 0) -> None:
         self.node = node
         self.count = count
+        self.depth = depth
 
 
 class Node:
     """What is there of one segment."""
 
-    __slots__ = ("held", "holders", "idle", "key", "present")
+    __slots__ = ("held", "holders", "idle", "key", "marks", "present")
 
     def __init__(self, key: int) -> None:
         self.key = key
@@ -40,18 +46,32 @@ class Node:
         """spans -> how many requests hold just so many."""
         self.idle: list[Idle] = []
         """What nobody holds, from the end (idle longest) to the beginning."""
+        self.marks: dict[int, Idle | None] = {}
+        """depth of a mark -> its idle blocks; None: a request has them."""
 
 
 class PrefixCache:
-    """Spans of shared prefixes: who holds them, and in which order the idle ones leave."""
+    """Spans of shared prefixes: who holds them, and in which order the idle ones leave.
 
-    def __init__(self) -> None:
+    Args:
+        span_blocks: blocks of one span, of the groups that keep all tokens.
+    """
+
+    def __init__(self, span_blocks: int) -> None:
+        self.span_blocks = span_blocks
         self.nodes: dict[int, Node] = {}
         self.queue: OrderedDict[Idle, None] = OrderedDict()
         """Idle runs, the longest idle first."""
         self.idle_spans = 0
+        self.idle_marks = 0
+        """Blocks."""
         self.held_spans = 0
-        self.evicted_spans = 0
+        self.evicted_blocks = 0
+
+    @property
+    def idle_blocks(self) -> int:
+        """Blocks that nobody holds."""
+        return self.idle_spans * self.span_blocks + self.idle_marks
 
     def find(self, plan: Iterable[tuple[int, int]], limit: int) -> tuple[int, int]:
         """(spans of a prompt that are there from its beginning, how many of them are idle).
@@ -73,6 +93,55 @@ class PrefixCache:
             if take < count:
                 break
         return found, idle
+
+    def marked(self, plan: Iterable[tuple[int, int]], found: int) -> int:
+        """The deepest mark among the first `found` spans of a prompt, which are there; 0: none."""
+        best = before = 0
+        for key, count in plan:
+            take = min(count, found - before)
+            marks = self.nodes[key].marks if take else ()
+            depth = max((m for m in marks if m <= take), default=0)
+            best = before + depth if depth else best
+            before += count
+            if before >= found:
+                break
+        return best
+
+    def mark(self, plan: Iterable[tuple[int, int]], at: int, idle: int | None) -> int:
+        """Mark a prompt after its first `at` spans.
+
+        Args:
+            idle: blocks of the mark that nobody holds from now on; 0: a request has them; None: there are none.
+
+        Returns:
+            how many more blocks are idle than before.
+        """
+        node = None
+        for key, count in plan:
+            if at <= count:
+                node = self.nodes.get(key)
+                break
+            at -= count
+        if node is None or not 0 < at <= node.present:
+            return 0
+        before = self._unmark(node, at)
+        if idle is None:
+            return -before
+        node.marks[at] = None
+        if idle:
+            run = node.marks[at] = Idle(node, idle, at)
+            self.queue[run] = None
+            self.idle_marks += idle
+        return idle - before
+
+    def _unmark(self, node: Node, depth: int) -> int:
+        """Drop a mark; returns its idle blocks."""
+        run = node.marks.pop(depth, None)
+        if run is None:
+            return 0
+        del self.queue[run]
+        self.idle_marks -= run.count
+        return run.count
 
     def take(self, plan: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
         """Hold the first `count` spans of a prompt, which are there.
@@ -161,18 +230,30 @@ class PrefixCache:
         self.held_spans -= freed
         return freed
 
-    def evict(self, count: int) -> None:
-        """Drop `count` idle spans, the longest idle first, of each run the deepest first."""
-        self.idle_spans -= count
-        self.evicted_spans += count
-        while count:
+    def evict(self, blocks: int) -> int:
+        """Drop idle spans and marks of `blocks` blocks, the longest idle first, of each run the deepest first.
+
+        Returns:
+            blocks that are free now: whole spans and marks.
+        """
+        freed = 0
+        while freed < blocks:
             run = next(iter(self.queue))
-            node, part = run.node, min(run.count, count)
+            node = run.node
+            if run.depth:
+                freed += self._unmark(node, run.depth)
+                continue
+            part = min(run.count, -(-(blocks - freed) // self.span_blocks))
             run.count -= part
             node.present -= part
-            count -= part
+            self.idle_spans -= part
+            freed += part * self.span_blocks
+            for depth in [d for d in node.marks if d > node.present]:
+                freed += self._unmark(node, depth)
             if not run.count:
                 del self.queue[run]
                 node.idle.remove(run)
                 if not node.present:
                     del self.nodes[node.key]
+        self.evicted_blocks += freed
+        return freed

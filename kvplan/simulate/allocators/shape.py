@@ -27,6 +27,10 @@ class Shape(NamedTuple):
     """Blocks of states, whatever the length."""
     span: int = 0
     """Tokens of which shared prefixes are multiples; 0: nothing is shared."""
+    marked: bool = False
+    """Windows and states keep what a prompt is gone on with only where one ended or parted from others."""
+    mark_fixed: int = 0
+    """Blocks of states that are kept there."""
     reserve_prompt: bool = True
     """A request is admitted only where its whole prompt fits, not just the first chunk."""
 
@@ -52,6 +56,10 @@ class Shape(NamedTuple):
     def blocks(self, tokens: int) -> int:
         """Blocks of a decoding sequence of `tokens` tokens."""
         return self.whole_blocks(tokens) + self.other_blocks(tokens)
+
+    def mark_blocks(self, tokens: int) -> int:
+        """Blocks that windows and states keep to go on after `tokens` tokens of a prompt."""
+        return self.mark_fixed + sum(min(tokens // w.block, -(-(w.tokens - 1) // w.block)) for w in self.windows)
 
     def chunk_blocks(self, start: int, end: int) -> int:
         """Blocks of windows that a chunk from `start` to `end` holds above those it keeps afterwards."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +18,11 @@ _GZIP = b"\x1f\x8b"
 MAX_LINE = 64 << 20
 """Characters of a line beyond which a file is no trace."""
 _CHUNK = 1 << 20
+_NEAR = 16
+"""Characters before the end of what is held, in which an error may come from the cut."""
+_DECODER = json.JSONDecoder()
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
+_NEXT = re.compile(r",\s*(?=\{)")
 
 
 class Source:
@@ -38,8 +45,10 @@ class Source:
             )  # fmt: skip
         try:
             with open(self.path, "rb") as probe:
-                packed = probe.read(2) == _GZIP
-            if packed:
+                mark = probe.read(2)
+            if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                return open(self.path, encoding="utf-16", errors="replace", newline="")
+            if mark == _GZIP:
                 return gzip.open(self.path, "rt", encoding="utf-8-sig", errors="replace", newline="")
             return open(self.path, encoding="utf-8-sig", errors="replace", newline="")
         except (OSError, ValueError) as error:
@@ -64,36 +73,88 @@ class Source:
                 if line.strip():
                     yield number, line
 
-    def objects(self) -> Iterator[Any]:
-        """The elements of a JSON array, one after the other.
+    def objects(self, names: frozenset[str]) -> Iterator[Any]:
+        """The elements of a JSON array, one after the other; a ``ValueError`` in place of one that is broken.
+
+        Args:
+            names: an object that has one of these is an element, by which the one behind a broken one is found.
 
         Raises:
-            InputError: it is no JSON array.
+            InputError: it nests too deeply.
         """
-        decoder = json.JSONDecoder()
         with self._guarded() as text:
-            held, ended = str(text.read(_CHUNK)), False
-            start = held.find("[") + 1
-            while True:
-                while start < len(held) and held[start] in " \t\r\n,":
-                    start += 1
-                if held[start : start + 1] == "]":
-                    return
-                try:
-                    found, start = decoder.raw_decode(held, start)
-                except ValueError:
-                    more = "" if ended else str(text.read(_CHUNK))
-                    ended = not more
-                    if ended or len(held) - start > MAX_LINE:
-                        raise InputError("is no whole JSON array", where=self.shown, hint="was it cut off?") from None
-                    held, start = held[start:] + more, 0
-                    continue
-                except RecursionError:
-                    raise InputError("nests too deeply", where=self.shown, hint="is it a trace?") from None
-                yield found
+            held = _Held(text, names)
+            try:
+                found = None
+                while held.more():
+                    found = held.element()
+                    yield found
+                if not held.text.startswith("]", held.at) and not isinstance(found, ValueError):
+                    yield ValueError("is missing: the array is cut off")
+            except RecursionError:
+                raise InputError("nests too deeply", where=self.shown, hint="is it a trace?") from None
 
     def _guarded(self) -> _Guarded:
         return _Guarded(self)
+
+
+class _Held:
+    """The part of a JSON array that is held, and where in it the next element begins."""
+
+    def __init__(self, source: io.TextIOBase, names: frozenset[str]) -> None:
+        self.source, self.names = source, names
+        self.text = str(source.read(_CHUNK))
+        self.at = self.text.find("[") + 1
+
+    def read(self) -> bool:
+        """Hold more, and nothing of what is behind; False: the text is at its end, or an element never ends."""
+        more = "" if len(self.text) - self.at > MAX_LINE else str(self.source.read(_CHUNK))
+        self.text, self.at = self.text[self.at :] + more, 0
+        return bool(more)
+
+    def more(self) -> bool:
+        """Whether there is another element; goes to where it begins."""
+        while True:
+            match = _BETWEEN.match(self.text, self.at)
+            self.at = match.end() if match else self.at
+            if self.at < len(self.text):
+                return self.text[self.at] != "]"
+            if not self.read():
+                return False
+
+    def element(self) -> Any:
+        """The next element, or a ``ValueError`` that says why there is none."""
+        while True:
+            try:
+                found, self.at = _DECODER.raw_decode(self.text, self.at)
+                return found
+            except json.JSONDecodeError as error:
+                cut = self._unfinished(error)
+                if not (cut and self.read()):
+                    whole = self._skip() or self.text.rstrip().endswith("]")
+                    return ValueError("is not JSON" if whole else "is cut off")
+
+    def _unfinished(self, error: json.JSONDecodeError) -> bool:
+        """Whether more text might put an error right."""
+        return error.msg.startswith("Unterminated string") or error.pos >= len(self.text) - _NEAR
+
+    def _skip(self) -> bool:
+        """Go to the element behind a broken one; False, and to the end, where there is none."""
+        self.at += 1
+        while True:
+            for match in _NEXT.finditer(self.text, self.at):
+                try:
+                    found, _ = _DECODER.raw_decode(self.text, match.end())
+                except json.JSONDecodeError as error:
+                    if self._unfinished(error):
+                        break
+                    continue
+                if isinstance(found, dict) and not self.names.isdisjoint(found):
+                    self.at = match.end()
+                    return True
+            if not self.read():
+                self.at = len(self.text)
+                return False
 
 
 class _Guarded:

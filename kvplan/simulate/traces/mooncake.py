@@ -7,6 +7,7 @@ Source: kvcache-ai/Mooncake, ``FAST25-release``: ``timestamp`` in milliseconds; 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.simulate.trace import Builder, instant, length
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
     from kvplan.simulate.traces.lines import Source
 
 BLOCK_TOKENS = 512
+_ROOT = -1
+_FIRST = 1 << 62
+"""Above all ids."""
 
 
 def read(source: Source, reading: Reading) -> Trace:
     """The trace; ``hash_ids`` may be left out, then a prompt shares nothing."""
     made, size = Builder(strict=reading.strict, where=source.shown), reading.block_tokens
-    hashed = False
+    hashed, names = False, _Names()
     for number, line in source.lines():
         try:
             data = json.loads(line)
@@ -41,8 +45,32 @@ def read(source: Source, reading: Reading) -> Trace:
             continue
         hashed = hashed or bool(ids)
         lengths = [size] * (len(ids) - 1) + [prompt - (len(ids) - 1) * size] if ids else []
-        made.add(arrival, prompt, output, ids, lengths)
-    return made.build(source.path, "mooncake", block_tokens=size if hashed else None)
+        made.add(arrival, prompt, output, names.chained(ids), lengths)
+    found = made.build(source.path, "mooncake", block_tokens=size if hashed else None)
+    if not names.apart:
+        return found
+    note = f"{len(names.apart):,} hash ids follow other ids than before: taken for other blocks"
+    return replace(found, notes=(*found.notes, note))
+
+
+class _Names:
+    """Keys of blocks: an id is the key where it has one parent; behind a second one it is another block."""
+
+    def __init__(self) -> None:
+        self.parents: dict[int, int] = {}
+        """id -> key of the block before it, where it was met first."""
+        self.apart: dict[tuple[int, int], int] = {}
+        """(key of the block before it, id) -> key, of ids that have been met behind another one."""
+
+    def chained(self, ids: list[int]) -> list[int]:
+        """The keys of a prompt's blocks."""
+        parent, keys = _ROOT, []
+        for item in ids:
+            if self.parents.setdefault(item, parent) != parent:
+                item = self.apart.setdefault((parent, item), _FIRST + len(self.apart))
+            keys.append(item)
+            parent = item
+        return keys
 
 
 def _ids(found: Any, prompt: int, size: int) -> list[int]:

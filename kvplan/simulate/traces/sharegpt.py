@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from kvplan.simulate.traces import Reading
     from kvplan.simulate.traces.lines import Source
 
+_LENGTHS = (("prompt_len", "output_len"), ("prompt_tokens", "output_tokens"))
+_NAMES = frozenset({"conversations", "conversation", *(prompt for prompt, _ in _LENGTHS)})
+
 
 def read(source: Source, reading: Reading) -> Trace:
     """The lengths of the conversations, in order."""
     made, estimated = Builder(strict=reading.strict, where=source.shown), 0
-    for number, item in enumerate(source.objects(), start=1):
+    for number, item in enumerate(source.objects(_NAMES), start=1):
         try:
+            if isinstance(item, ValueError):
+                raise item
             prompt, output, guessed = _lengths(item, reading.chars_per_token)
         except ValueError as error:
             made.refuse(f"conversation {number}", str(error))
@@ -42,7 +47,7 @@ def _lengths(item: Any, chars: float) -> tuple[int, int, bool]:
     """(prompt tokens, output tokens, whether they are estimates) of one element."""
     if not isinstance(item, dict):
         raise ValueError("is no JSON object")
-    for prompt, output in (("prompt_len", "output_len"), ("prompt_tokens", "output_tokens")):
+    for prompt, output in _LENGTHS:
         if prompt in item:
             return length(item[prompt], prompt), length(item.get(output), output), False
     turns = item.get("conversations", item.get("conversation"))
@@ -56,6 +61,6 @@ def _lengths(item: Any, chars: float) -> tuple[int, int, bool]:
         text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
         if not isinstance(text, str) or not text:
             raise ValueError("has a turn without text")
-        sizes.append(max(1, round(len(text) / chars)))
+        sizes.append(length(max(1, round(len(text) / chars)), "tokens"))
         guessed = True
     return sizes[0], sizes[1], guessed
