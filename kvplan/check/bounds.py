@@ -25,9 +25,9 @@ def speed_ends(section: str, found: Any, rest: tuple[str, ...]) -> tuple[Any, ..
 
 
 def priced_ends(found: Any, rest: tuple[str, ...]) -> tuple[Any, ...]:
-    """The bounds of what is paid: those of the price."""
+    """The bounds of what is paid an hour: those of the price."""
     price, value = getattr(found, "usd_per_gpu_hour", None), getattr(found, rest[0], None)
-    if not price or not isinstance(value, float) or not (rest[0].startswith("per_") or rest[0] == "usd_per_hour"):
+    if not price or not isinstance(value, float) or rest[0] != "usd_per_hour":
         return ()
     ends = found.low_usd_per_gpu_hour, found.high_usd_per_gpu_hour
     return () if None in ends else tuple(value * end / price for end in ends)

@@ -286,7 +286,7 @@ class Worked:
 
             ends = tuple(partial(self._serving_at, which, rest) for which in (0, 1))
             return Figure(_values(found, rest), (ends[0], ends[1]), endless=serving.endless(rest[0]))
-        ends = bounds.priced_ends(found, rest) or bounds.named_ends(found, rest)
+        ends = bounds.named_ends(found, rest) or bounds.priced_ends(found, rest)
         return Figure(_values(found, rest), known=ends)
 
     @cached_property

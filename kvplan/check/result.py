@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCHEMA = "kvplan.check/1"
 WORKLOAD = (
     "concurrency", "prompt_tokens", "output_tokens", "shared_prefix_tokens", "request_rate", "ttft", "tpot",
-    "prompt_cv", "output_cv",
+    "prompt_cv", "output_cv", "acceptance_rate",
 )  # fmt: skip
 """Settings that describe a workload and no deployment."""
 

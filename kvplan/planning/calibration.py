@@ -97,10 +97,11 @@ def load_calibration(path: str, gpu: str | None = None) -> Calibration:
         SpecError: not a calibration; says which field.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             text = file.read(1 << 20)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+    except (OSError, ValueError) as error:
+        undecodable = isinstance(error, UnicodeDecodeError)
+        reason = "not UTF-8 text" if undecodable else getattr(error, "strerror", None) or "is not a file name"
         raise InputError(
             f"cannot read {printable(path)}: {reason}", where=FLAG, hint="give a file of kvplan validate --save"
         ) from None

@@ -43,6 +43,13 @@ class CostFigures(NamedTuple):
     """The prompt's seconds at the price, over the prompt's tokens (those found in a shared prefix included)."""
     per_million_output_tokens: float | None
     """The same of decode over the output's tokens."""
+    low_per_request: float | None = None
+    """Here and below: of the range of the price and, where the load is the most that is carried, of the speed."""
+    high_per_request: float | None = None
+    low_per_million_input_tokens: float | None = None
+    high_per_million_input_tokens: float | None = None
+    low_per_million_output_tokens: float | None = None
+    high_per_million_output_tokens: float | None = None
 
 
 def read_prices(given: Any) -> dict[str | None, float]:
@@ -91,12 +98,16 @@ def price_of(gpu: GpuSpec, prices: dict[str | None, float]) -> Price | None:
 
 
 def cost_figures(
-    price: Price | None, gpus: int, *, prompt: int, output: int, rate: float | None, share: float | None
-) -> CostFigures:
+    price: Price | None, gpus: int, *, prompt: int, output: int, rate: float | None, share: float | None,
+    speed: tuple[float, float] = (1.0, 1.0),
+) -> CostFigures:  # fmt: skip
     """The cost of a deployment of `gpus` GPUs that carries `rate` requests a second.
 
     A request costs what the deployment does in ``1 / rate`` seconds. Its prompt pays for `share` of that, its
     output for the rest, so the two add up to what is paid, idle seconds included.
+
+    Args:
+        speed: the bounds of the rate, as shares of it; of a load that is given, and carried, there are none.
     """
     if price is None:
         return CostFigures(None, None, None, None, None, None, rate, None, share, None, None)
@@ -108,4 +119,16 @@ def cost_figures(
     read, written = request * share / prompt * MILLION, None
     if output:
         written = request * (1 - share) / output * MILLION
-    return CostFigures(*known, rate, request, share, read, written)
+    least, most = price.low / price.usd_per_hour / speed[1], price.high / price.usd_per_hour / speed[0]
+    ends = (each and each * end for each in (request, read, written) for end in (least, most))
+    return CostFigures(*known, rate, request, share, read, written, *ends)
+
+
+def throughput_bounds(share: float, decode: tuple[float, float], prefill: tuple[float, float]) -> tuple[float, float]:
+    """The bounds of a throughput as shares of it, of which prompts take `share` of the seconds.
+
+    Args:
+        decode: (low, high) of its rate over what is predicted; `prefill` likewise.
+    """
+    low, high = (1 / (share / p + (1 - share) / d) for p, d in zip(prefill, decode, strict=True))
+    return low, high

@@ -20,7 +20,7 @@ def served_model(model: ModelSpec, engine: Engine, settings: Settings) -> ModelS
     Raises:
         KvplanError: a draft that cannot be found, or that the model does not have.
     """
-    if (dtype := engine.served_dtype(model)) != model.dtype:
+    if (dtype := engine.served_dtype(model, settings)) != model.dtype:
         model = replace(model, dtype=dtype)
     spoken = engine.speculation(settings)
     if spoken is None or not spoken.caches:

@@ -142,6 +142,12 @@ def explain(model: ModelSpec, given: dict[str, Any], *, saved: bool = False) -> 
 def _no_cache(model: ModelSpec, roles: list[RoleWeights], formats: KvFormats, settings: Settings) -> NoCache:
     from kvplan.planning.no_cache import no_cache
 
+    if settings.output_tokens == 0:
+        raise InputError(
+            "no token is generated: the prompt fills the context",
+            where="--no-cache",
+            hint="give --output-tokens, and a --max-model-len above the prompt",
+        )
     return no_cache(model, roles, formats, settings, settings.prompt_tokens, settings.output_tokens)
 
 

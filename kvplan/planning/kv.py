@@ -65,7 +65,10 @@ def kv_figures(
         settings.max_model_len,
         settings.decode_context_parallel_size,
     )
-    per_gpu = max(bytes_per_token(s.spec, engine.kv_formats(s.spec, settings), dcp=dcp, drafts=True) for s in stages)
+    per_gpu = max(
+        bytes_per_token(s.spec, engine.kv_formats(s.spec, settings), dcp=dcp, drafts=True, ends=(s.first, s.last))
+        for s in stages
+    )
     reserved = largest(engine.request_bytes(s, settings, length) for s in stages)
     shared = None
     if is_array(settings.shared_prefix_tokens) or settings.shared_prefix_tokens:

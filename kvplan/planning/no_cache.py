@@ -98,7 +98,7 @@ def _growth(model: ModelSpec, *, anew: bool) -> str:
     A full cache is read whole, a window of w entries up to w; a state has one size, which its width sets.
     """
     windows = {stream.window for _, mixer in model.mixers() for stream in mixer.streams()}
-    terms = ["n d^2", *(["n^2 d"] if None in windows or 0 in windows else []), *(["n w d"] if any(windows) else [])]
+    terms = ["n d^2", *(["n^2 d"] if None in windows else []), *(["n w d"] if any(windows) else [])]
     if not anew:
         terms = [{"n d^2": "d^2", "n^2 d": "n d", "n w d": "w d"}[term] for term in terms]
     return f"a step: O({' + '.join(terms)})"

@@ -76,7 +76,7 @@ def read_calibration(path: str, gpu: GpuSpec | None) -> Calibration:
 
 def fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Settings) -> Settings:
     """``--max-model-len -1``: the model's maximum, or what the memory allows of it."""
-    limit = model.max_position_embeddings
+    limit = engine.default_context(model)
     if limit is None:
         raise InputError(
             f"-1 fits the length up to the model's maximum, which {model.id} does not say",
@@ -249,10 +249,10 @@ def smallest_utilization(engine: Engine, outcome: Outcome) -> float | None:
 
 def memory_warnings(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> tuple[str, ...]:
     """What to know about a model, a GPU and a pool before their figures are trusted."""
-    return (*_model_warnings(model, outcome.settings), *_gpu_warnings(gpu), *_short_pool(engine, outcome))
+    return (*_model_warnings(model, engine, outcome.settings), *_gpu_warnings(gpu), *_short_pool(engine, outcome))
 
 
-def _model_warnings(model: ModelSpec, settings: Settings) -> list[str]:
+def _model_warnings(model: ModelSpec, engine: Engine, settings: Settings) -> list[str]:
     found = list(model.file_warnings)
     if model.checkpoint is not None and model.checkpoint.stored:
         from kvplan.spec.stored import stored_warnings
@@ -260,7 +260,7 @@ def _model_warnings(model: ModelSpec, settings: Settings) -> list[str]:
         found += stored_warnings(model)
     if model.confidence == "recalled":
         found.append(f"the shape of {model.id} is recalled, not read from its configuration")
-    limit = model.max_position_embeddings
+    limit = engine.longest_context(model)
     if limit and settings.max_model_len > limit and not settings.allow_long_max_model_len:
         found.append(
             f"max_model_len {settings.max_model_len:,} is above the model's maximum of {limit:,} ({rope_rule(model)})"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-SERVICE = frozenset({"request_rate", "ttft", "tpot", "prompt_cv", "output_cv", "price"})
+SERVICE = frozenset({"request_rate", "ttft", "tpot", "prompt_cv", "output_cv", "acceptance_rate", "price"})
 """Traffic, its targets and what a GPU costs: with them a plan says what it serves (`kvplan.planning.workload`)."""
 
 COMMON = SERVICE | frozenset(
@@ -38,7 +38,8 @@ _TEXTS = ("kv_cache_dtype", "weights", "mamba_ssm_cache_dtype")
 _SWITCHES = ("enable_expert_parallel", "enforce_eager", "enable_prefix_caching", "allow_long_max_model_len")
 _SHARES = ("gpu_memory_utilization",)
 _MAY_BE_ZERO = ("shared_prefix_tokens", "output_tokens")
-_AMOUNTS = {"request_rate": 1e9, "ttft": 1e6, "tpot": 1e6, "prompt_cv": 100.0, "output_cv": 100.0}
+_AMOUNTS = {"request_rate": 1e9, "ttft": 1e6, "tpot": 1e6, "prompt_cv": 100.0, "output_cv": 100.0,
+            "acceptance_rate": 0.999}  # fmt: skip
 """Amounts above zero (spreads may be 0), and the largest that is not a slip of the hand."""
 
 _LENGTHS = ("prompt_tokens", "output_tokens")
@@ -84,13 +85,14 @@ def resolve(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, given: dict[s
         if name not in given:
             values[name], sources[name] = value, source
     if "max_model_len" not in values:
-        if model.max_position_embeddings is None:
+        longest = engine.default_context(model)
+        if longest is None:
             raise InputError(
                 f"{model.id} does not say how long a context it takes",
                 where="--max-model-len",
                 hint="add --max-model-len TOKENS",
             )
-        values["max_model_len"], sources["max_model_len"] = model.max_position_embeddings, f"maximum of {model.id}"
+        values["max_model_len"], sources["max_model_len"] = longest, f"maximum of {model.id}"
     known = Settings.__dataclass_fields__
     extra = {name: values.pop(name) for name in list(values) if name not in known}
     for name in known:

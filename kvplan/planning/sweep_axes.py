@@ -6,6 +6,7 @@
 ``max-model-len=1K..128K*2``        geometric: 1K, 2K, 4K, ... 128K
 ``concurrency=1..1000:10``          by tens: 1, 11, 21, ...; ``1..1000`` by ones
 ``gpu-memory-utilization=0.5..0.9:0.05``  shares need their step
+``price=1..4:0.5``                  dollars an hour of the GPU; ``price=h100-sxm=2.5,b200=6`` of one of several
 ==================================  ==========================================================
 """
 
@@ -19,7 +20,7 @@ from kvplan.engines.options import Option
 from kvplan.errors import InputError, KvplanError, UnknownNameError, printable
 
 FLAG = "--vary"
-MODEL, ATTENTION = "model", "attention"
+MODEL, ATTENTION, PRICE = "model", "attention", "price"
 VARIANTS = {"own": None, "mha": "as_mha", "mqa": "as_mqa"}
 """Values of the axis `ATTENTION`, and the method of a mixer that makes it so."""
 DEFAULT = "default"
@@ -28,7 +29,7 @@ MAX_VALUES = 10_000_000
 MAX_POINTS = 100_000_000
 _AMOUNTS = ("per_second", "seconds", "number")
 _NO_RANGE = ("text", "true", "false")
-_FIXED = frozenset({"assume", "hub", "calibration", "from_log", "price"})
+_FIXED = frozenset({"assume", "hub", "calibration", "from_log"})
 """Flags that say how something is read, not what is deployed."""
 
 
@@ -41,6 +42,8 @@ class Axis(NamedTuple):
 
     def shown(self, value: Any) -> Any:
         """`value` as a row of the sweep shows it."""
+        if self.setting == PRICE and value is not None:
+            return next(usd if name is None else f"{name}={usd:g}" for name, usd in value)
         return DEFAULT if value is None else value
 
 
@@ -151,6 +154,9 @@ def _value(text: str, option: Option, where: str) -> Any:
 
 def _range(text: str, option: Option, where: str) -> Sequence[Any]:
     """``A..B``, ``A..B:STEP`` or ``A..B*FACTOR``, both ends included where the steps meet them."""
+    if option.setting == PRICE:
+        plain = option._replace(setting="", kind="number")
+        return [read for usd in _range(text, plain, where) for read in [_value(f"{usd:.17g}", option, where)]]
     first, _, rest = text.partition("..")
     last, colon, step_text = rest.partition(":")
     last, star, factor_text = last.partition("*") if not colon else (last, "", "")

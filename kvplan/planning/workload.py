@@ -12,11 +12,12 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.errors import InputError
-from kvplan.planning.cost import CostFigures, cost_figures, price_of, read_prices
+from kvplan.planning.cost import CostFigures, cost_figures, price_of, read_prices, throughput_bounds
 from kvplan.planning.speed import load
 from kvplan.planning.speed.batching import Steady, prefill_share
 from kvplan.planning.speed.load import Limits
 from kvplan.planning.speed.profile import Lengths, Profile, profile
+from kvplan.planning.speed.speculation import speculated
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings
@@ -72,6 +73,8 @@ class ServingFigures(NamedTuple):
     """Requests that are running, of the deployment, on average."""
     decode_batch: float | None
     """Sequences that get a token in a step of one replica, on average."""
+    tokens_per_step: float | None
+    """Of one of them: 1, or more where drafts of speculative decoding are kept (``--acceptance-rate``)."""
     slots: int | None
     """Requests of prompt + output that one replica runs at once, by its cache and its settings."""
     prefill_utilization: float | None
@@ -102,7 +105,9 @@ class Traffic:
         self, model: ModelSpec, gpu: GpuSpec | None, engine: Engine, calibration: Calibration | None,
         given: dict[str, Any],
     ) -> None:  # fmt: skip
-        name = next((n for n in ("ttft", "tpot", "request_rate", "price") if given.get(n) is not None), None)
+        name = next(
+            (n for n in ("ttft", "tpot", "request_rate", "acceptance_rate", "price") if given.get(n) is not None), None
+        )
         if gpu is None:
             flag = f"--{(name or 'prompt_cv').replace('_', '-')}"
             raise InputError("is about a GPU, and none is named", where=flag, hint="add --gpu NAME")
@@ -170,8 +175,9 @@ class Traffic:
     def lengths(self, settings: Settings) -> Lengths:
         """The requests of the workload, their common prefix as the engine finds it."""
         shared = self.engine.shared_prefix_tokens(self.model, settings) if settings.shared_prefix_tokens else 0
-        spread = (float(settings.extra.get(n) or 0.0) for n in ("prompt_cv", "output_cv"))
-        return Lengths(settings.prompt_tokens, settings.output_tokens, int(shared), *spread)
+        prompt_cv, output_cv = (float(settings.extra.get(n) or 0.0) for n in ("prompt_cv", "output_cv"))
+        found = Lengths(settings.prompt_tokens, settings.output_tokens, int(shared), prompt_cv, output_cv)
+        return speculated(found, self.model, self.engine, settings)
 
     def slots(self, outcome: Outcome) -> int:
         """Requests that one replica runs at once; 0 where it does not start."""
@@ -202,11 +208,15 @@ class Traffic:
         limits = self.limits(settings)
         if any(limit is not None for limit in limits):
             most = load.carried(made, slots, limits).requests_per_second * dp
-        served = free if rate is None else rate
+        served, speed = free if rate is None else rate, (1.0, 1.0)
         share = float(prefill_share(made, state))
+        if self.rate is None or rate is None:  # as many as the speed makes
+            of = found.rates
+            speed = throughput_bounds(share, (of.low, of.high), (of.prefill_low, of.prefill_high))
         cost = cost_figures(
-            price, settings.gpus, prompt=lengths.prompt, output=lengths.output, rate=float(served), share=share
-        )
+            price, settings.gpus, prompt=lengths.prompt, output=lengths.output, rate=float(served), share=share,
+            speed=speed,
+        )  # fmt: skip
         serving = self._serving(state, rate, settings, lengths, slots, float(most), float(free))
         return serving, cost
 
@@ -236,10 +246,10 @@ class Traffic:
     ) -> ServingFigures:  # fmt: skip
         dp, waits = settings.data_parallel_size, rate is not None
         ttft = float(state.seconds_to_first_token) if waits else None
-        tpot = float(state.seconds_per_step) if waits and lengths.steps else None
+        tpot = float(state.seconds_per_step) / lengths.tokens_per_step if waits and lengths.steps else None
         served = rate if rate is not None else free
         flying = float(state.in_flight) * dp * (served / dp / float(state.requests_per_second))
-        whole = None if ttft is None else ttft + lengths.steps * (tpot or 0.0)
+        whole = None if ttft is None else ttft + max(0, lengths.output - 1) * (tpot or 0.0)
         targets = self._targets(ttft, tpot, most, None if whole is None else served * whole)
         needed = None
         if self.rate is not None and most > 0:
@@ -251,6 +261,7 @@ class Traffic:
             queue_seconds=float(state.queue_seconds) if waits else None, prefill_seconds=float(state.prefill_seconds),
             request_rate=self.rate, requests_per_second=served, output_tokens_per_second=served * lengths.output,
             in_flight=flying, decode_batch=float(state.decoding), slots=slots,
+            tokens_per_step=lengths.tokens_per_step,
             prefill_utilization=float(state.prefill_utilization), max_request_rate=most, saturation_request_rate=free,
             replicas_needed=needed, targets=targets, targets_hold=all(t.holds for t in targets) if targets else None,
             queueing=LOOP if self.rate is None else QUEUEING,

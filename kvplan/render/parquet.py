@@ -27,7 +27,7 @@ class ParquetRows:
         except ImportError:
             raise InputError(
                 "Parquet needs pyarrow, which is not installed", where="--format parquet",
-                hint="pip install pyarrow, or type --format csv",
+                hint="pip install 'kvcache-plan[parquet]', or type --format csv",
             ) from None  # fmt: skip
         kinds = {"int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_(), "text": pyarrow.string()}
         self._arrow = pyarrow

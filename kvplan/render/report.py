@@ -19,6 +19,10 @@ def plan_report(plan: Plain) -> Document:
     parts: list[Part] = [_title(plan), _verdict(plan), _cache(plan)]
     if len(plan["kv"]["groups"]) > 1:
         parts.append(_groups(plan))
+    if plan["allocation"]:
+        from kvplan.render.allocation import allocation_part
+
+        parts.append(allocation_part(plan))
     if plan["memory"]:
         parts += _memory(plan)
     if plan["capacity"] and plan["capacity"]["max_concurrency"] is not None:

@@ -82,12 +82,19 @@ def _cost(cost: Plain, gpus: int) -> Rows:
         return rows
     load = f"at {rate(cost['requests_per_second'])} requests/s"
     share = f"{cost['prefill_share']:.0%} of the seconds are the prompts'"
-    rows.append(("a million input tokens", dollars(cost["per_million_input_tokens"]), f"{load}; {share}"))
+    read, written = (_range(cost, f"per_million_{kind}_tokens") for kind in ("input", "output"))
+    rows.append(("a million input tokens", dollars(cost["per_million_input_tokens"]), f"{read}{load}; {share}"))
     if cost["per_million_output_tokens"] is not None:
         times = cost["per_million_output_tokens"] / cost["per_million_input_tokens"]
-        text = f"{load}; {times:,.3g} x an input token: decode reads the weights for every token, prefill once a chunk"
+        text = f"{written}{times:,.3g} x an input token: decode reads the weights for every token, prefill once a chunk"
         rows.append(("a million output tokens", dollars(cost["per_million_output_tokens"]), text))
     return rows
+
+
+def _range(cost: Plain, name: str) -> str:
+    """``$0.20 to $0.45, ``; empty where both ends are the figure."""
+    low, high = cost[f"low_{name}"], cost[f"high_{name}"]
+    return "" if low is None or low == high else f"{dollars(low)} to {dollars(high)}, "
 
 
 def dollars(value: float) -> str:

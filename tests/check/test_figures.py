@@ -122,12 +122,14 @@ def test_speed_has_the_bounds_of_the_plan() -> None:
     assert first == (plan.prefill.low_seconds, plan.prefill.seconds, plan.prefill.high_seconds)
 
 
-def test_cost_has_the_bounds_of_the_price() -> None:
+def test_cost_has_the_bounds_of_price_and_speed() -> None:
     worked = Worked(subject("llama-3.1-8b", "h100-sxm", "vllm", {"concurrency": 4}))
     cost = worked.plan.cost
     assert cost is not None
     low, middle, high = worked.figure(find_metric("cost.per_million_output_tokens")).range()
     assert middle == cost.per_million_output_tokens
+    assert (low, high) == (cost.low_per_million_output_tokens, cost.high_per_million_output_tokens)
+    low, middle, high = worked.figure(find_metric("cost.usd_per_hour")).range()
     assert low / middle == pytest.approx(cost.low_usd_per_gpu_hour / cost.usd_per_gpu_hour)  # type: ignore[operator]
     assert high / middle == pytest.approx(cost.high_usd_per_gpu_hour / cost.usd_per_gpu_hour)  # type: ignore[operator]
 

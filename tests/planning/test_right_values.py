@@ -102,3 +102,17 @@ def test_paged_attention_paper_table_1(model: str, per_token: int, cache_gib: in
 def test_falcon_beyond_its_maximum_is_a_warning() -> None:
     found = plan("falcon-7b", engine="generic", max_model_len=32768)
     assert any("2,048" in w for w in found.warnings)
+
+
+def test_sparse_attention_over_grouped_heads_reads_its_top_k_and_every_index_key() -> None:
+    """MiniMax-M3 (its configuration): 16 blocks of 128 entries on 57 of 60 layers, one index key of 128 a token."""
+    short, long = (
+        plan("minimax-m3", gpu="h200-sxm", tensor_parallel_size=4, max_model_len=131_072, prompt_tokens=n)
+        for n in (1024, 100_000)
+    )
+    row, key = 2 * 128 * 2, 128 * 2
+    for found, tokens in ((short, 1152), (long, 100_128)):
+        assert found.decode is not None
+        read = 3 * tokens * row + 57 * (min(tokens, 2048) * row + tokens * key)
+        assert found.decode.kv_bytes == read
+    assert long.kv.bytes_per_token == 60 * 4 * row + 57 * key

@@ -404,6 +404,21 @@ def test_a_cell_under_traffic_is_the_plan_under_traffic() -> None:
             assert cell[name] == plain[group][key], name
 
 
+def test_prices_are_varied_in_dollars_of_the_gpu_or_of_one_by_name() -> None:
+    base = Base(model("llama-3.1-8b"), gpu(SMALL), "vllm", {"max_model_len": 8192})
+    (axis,) = read_axes([f"price=1,2.5,{SMALL}=4,default"], SweepVerb.flags, {})
+    assert [axis.shown(v) for v in axis.values] == [1.0, 2.5, f"{SMALL}=4", "default"]
+    grid = Sweep(lambda chosen: base._replace(settings=base.settings | dict(chosen)), [axis], ["cost.usd_per_hour"])
+    cells = [cell for block in grid.blocks() for cell in block.cells()]
+    assert [cell["price"] for cell in cells] == [1.0, 2.5, f"{SMALL}=4", "default"]
+    assert [cell["cost.usd_per_hour"] for cell in cells[:3]] == [1.0, 2.5, 4.0]
+    (steps,) = read_axes(["price=0.5..1.5:0.5"], SweepVerb.flags, {})
+    assert [steps.shown(v) for v in steps.values] == [0.5, 1.0, 1.5]
+    for text in ("price=0", "price=-1", "price=x", "price=1..3", "price=3..1:1", "price=0..2:1"):
+        with pytest.raises(InputError):
+            read_axes([text], SweepVerb.flags, {})
+
+
 def test_amounts_are_varied_by_steps_and_factors() -> None:
     def values(text: str) -> list[Any]:
         return list(read_axes([text], SweepVerb.flags, {})[0].values)

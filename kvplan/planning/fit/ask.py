@@ -70,7 +70,7 @@ def check(ask: Ask, model: ModelSpec) -> None:
             f"requests of {tokens:,} tokens (prompt + output) are over the {limit:,} {whose}",
             where="--prompt-tokens", hint="shorter requests, or a longer --max-model-len",
         )  # fmt: skip
-    ttft, tpot, steps = ask.ttft, ask.tpot, ask.lengths.steps
+    ttft, tpot, steps = ask.ttft, ask.tpot, max(0, ask.lengths.output - 1)
     if ttft is None or tpot is None or ask.limits.request is None:
         return
     allowed = ttft + steps * tpot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.cache.sharding import legal_sizes
@@ -152,11 +152,3 @@ def lacks(gpu: GpuSpec, name: str, *, cache: bool = False) -> str:
     if weight_only and gpu.vendor == "nvidia" and float(gpu.compute_capability or 0) < 7.5:
         return "no kernels for 4-bit weights"  # vLLM's AWQ begins with Turing (docs: supported hardware)
     return ""
-
-
-def groups_of(gpus: Iterable[GpuSpec], key: Any) -> dict[Any, list[GpuSpec]]:
-    """The devices by what they have in common."""
-    found: dict[Any, list[GpuSpec]] = {}
-    for gpu in gpus:
-        found.setdefault(key(gpu), []).append(gpu)
-    return found

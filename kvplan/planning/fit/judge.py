@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from kvplan.planning.fit.screen import CARRIES, COPIES, LIMIT, TARGETS
-from kvplan.planning.fit.stack import some_of
 from kvplan.planning.speed import load
+from kvplan.planning.speed.profile import some_of
 
 if TYPE_CHECKING:
     from kvplan.planning.fit.ask import Ask
@@ -60,7 +60,8 @@ def judge(ask: Ask, made: Profile, slots: Any, world: Any, dp: Any) -> Judged:
     many, lengths = len(slots), made.lengths
     single = load.alone(made)
     limits = (ask.limits.ttft, ask.limits.tpot if lengths.steps else None, ask.limits.request)
-    floors = [single.seconds_to_first_token, single.seconds_per_step, single.request_seconds(lengths)]
+    step = single.seconds_per_step / lengths.tokens_per_step
+    floors = [single.seconds_to_first_token, step, single.request_seconds(lengths)]
     factors = numpy.array(
         [f / limit if limit is not None else numpy.zeros(many) for f, limit in zip(floors, limits, strict=True)]
     )
@@ -74,7 +75,8 @@ def judge(ask: Ask, made: Profile, slots: Any, world: Any, dp: Any) -> Judged:
         copies[rows] = count
         reached[rows] = numpy.where(good, CARRIES, numpy.where(over > 1, COPIES, TARGETS))
         miss[rows] = numpy.where(over > 1, over, miss[rows])
-        figures["ttft"][rows], figures["tpot"][rows] = state.seconds_to_first_token, state.seconds_per_step
+        figures["ttft"][rows] = state.seconds_to_first_token
+        figures["tpot"][rows] = state.seconds_per_step / lengths.tokens_per_step
         figures["request"][rows], figures["in_flight"][rows] = state.request_seconds(lengths), state.in_flight
     if ask.max_gpus is not None:
         over = (reached == CARRIES) & (copies * world > ask.max_gpus)

@@ -1,4 +1,4 @@
-"""A candidate as a row: planned by the ordinary planner, so that its figures are those of ``kvplan plan``."""
+"""A candidate as a row: worked out by the ordinary planner, so that its figures are those of ``kvplan plan``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from kvplan.planning.fit.result import Margins, Row
-from kvplan.planning.planner import plan_deployment
+from kvplan.planning.planner import rank_kv_bytes, work_out
+from kvplan.planning.workload import Traffic
 
 if TYPE_CHECKING:
+    from kvplan.engines.base import Settings
+    from kvplan.planning.cost import CostFigures
+    from kvplan.planning.evaluate import Outcome
     from kvplan.planning.fit.ask import Ask
     from kvplan.planning.fit.search import Candidate
-    from kvplan.planning.plan import Plan
+    from kvplan.planning.workload import ServingFigures
 
 _ROUNDS = 3
 """Copies that are added where the screening was too kind by a rounding."""
@@ -21,6 +25,8 @@ def settings_of(each: Candidate, ask: Ask, copies: int) -> dict[str, Any]:
     """One copy's part of the workload, as `plan_deployment` takes it."""
     lengths = ask.lengths
     given: dict[str, Any] = {**each.screen.given, **each.case.settings()}
+    if not each.screen.drafts:
+        given.pop("acceptance_rate", None)
     if lengths.prompt_cv:
         given["prompt_cv"] = lengths.prompt_cv
     if lengths.output_cv:
@@ -43,27 +49,35 @@ def planned(each: Candidate, ask: Ask, rank: int) -> Row | None:
         if ask.max_gpus is not None and copies * each.case.layout.world > ask.max_gpus:
             return None
         given = settings_of(each, ask, copies)
-        plan = plan_deployment(each.screen.model, each.gpu, each.case.engine, given)
-        if plan.holds and plan.serving is not None and plan.serving.ttft_seconds is not None:
-            return _row(each, ask, rank, copies, given, plan)
+        model, engine, calibration, outcome, _ = work_out(each.screen.model, each.gpu, each.case.engine, given)
+        traffic = Traffic(model, each.gpu, engine, calibration, given)
+        outcome = traffic.running(outcome)
+        if outcome.fits is False:
+            continue
+        serving, cost = traffic.figures(outcome)
+        if serving.targets_hold is not False and serving.ttft_seconds is not None:
+            return _row(each, ask, rank, copies, given, traffic, outcome, serving, cost)
     return None
 
 
-def _row(each: Candidate, ask: Ask, rank: int, copies: int, given: dict[str, Any], plan: Plan) -> Row:
-    serving, cost, inputs = plan.serving, plan.cost, plan.inputs
-    assert serving is not None  # the caller looked
-    assert cost is not None
-    assert serving.ttft_seconds is not None
-    assert plan.memory is not None
-    margins = _margins(ask, plan)
+def _row(
+    each: Candidate, ask: Ask, rank: int, copies: int, given: dict[str, Any], traffic: Traffic, outcome: Outcome,
+    serving: ServingFigures, cost: CostFigures,
+) -> Row:  # fmt: skip
+    assert serving.ttft_seconds is not None  # the caller looked
+    assert outcome.kv_bytes is not None  # or nothing would be served
+    settings = outcome.settings
+    formats = traffic.engine.kv_formats(traffic.model, settings)
+    names = (formats.k.name, formats.v.name)
+    kv_bytes = min(rank_kv_bytes(traffic.engine, settings, outcome.pool, outcome.kv_bytes))
+    margins = _margins(ask, settings, serving)
     layout, gpus = each.case.layout, copies * each.case.layout.world
-    formats = (plan.kv.format_k, plan.kv.format_v)
     return Row(
         rank=rank, gpu=each.gpu.id, gpus=gpus, copies=copies, tensor_parallel_size=layout.tp,
         pipeline_parallel_size=layout.pp, data_parallel_size=layout.dp, decode_context_parallel_size=layout.dcp,
-        enable_expert_parallel=layout.expert_parallel, engine=inputs["engine"],
-        engine_version=inputs["engine_version"], weights=inputs["weights_format"],
-        kv_cache=formats[0] if formats[0] == formats[1] else ",".join(formats), max_model_len=inputs["max_model_len"],
+        enable_expert_parallel=layout.expert_parallel, engine=settings.engine,
+        engine_version=settings.engine_version, weights=outcome.weights.quantized.name,
+        kv_cache=",".join(dict.fromkeys(names)), max_model_len=settings.max_model_len,
         usd_per_hour=None if cost.usd_per_hour is None else cost.usd_per_hour * copies,
         usd_per_gpu_hour=cost.usd_per_gpu_hour, price_source=cost.price_source, price_date=cost.price_date,
         per_million_input_tokens=cost.per_million_input_tokens,
@@ -73,19 +87,17 @@ def _row(each: Candidate, ask: Ask, rank: int, copies: int, given: dict[str, Any
         output_tokens_per_second=(serving.output_tokens_per_second or 0.0) * copies,
         in_flight=(serving.in_flight or 0.0) * copies, max_request_rate=(serving.max_request_rate or 0.0) * copies,
         slots=serving.slots or 0, margin=min(m for m in margins if m is not None), margins=margins,
-        device_bytes=gpus * each.gpu.device_bytes, kv_bytes=min(row.kv_bytes for row in plan.memory),
+        device_bytes=gpus * each.gpu.device_bytes, kv_bytes=kv_bytes,
         prefill_utilization=serving.prefill_utilization or 0.0, confidence=each.gpu.confidence,
         flags=_flags(each, given),
     )  # fmt: skip
 
 
-def _margins(ask: Ask, plan: Plan) -> Margins:
-    serving = plan.serving
-    assert serving is not None
-    dp = plan.inputs["data_parallel_size"]
+def _margins(ask: Ask, settings: Settings, serving: ServingFigures) -> Margins:
+    dp = settings.data_parallel_size
     running = (serving.in_flight or 0.0) / dp
     if ask.concurrency is not None or ask.request_rate is None:
-        running = max(running, ceil(plan.inputs["concurrency"] / dp))
+        running = max(running, ceil(settings.concurrency / dp))
     rate = None
     if serving.request_rate is not None and serving.max_request_rate:
         rate = 1 - serving.request_rate / serving.max_request_rate

@@ -24,6 +24,7 @@ from kvplan.planning.settings import COMMON, resolve
 from kvplan.planning.speed import decode
 from kvplan.planning.speed.figures import Setup, chunk_tokens
 from kvplan.planning.speed.profile import Lengths, Profile, profile
+from kvplan.planning.speed.speculation import speculated
 from kvplan.planning.speed.work import stage_work
 from kvplan.planning.weights import weight_format
 from kvplan.planning.workload import slots_of
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _SHARING = frozenset({"vllm", "generic"})
 """Engines that look at no more of a device than `Screen._keys` does, once its settings are chosen."""
+_TOLD_APART = frozenset({"nvidia", "amd", "custom"})
+"""Vendors whose devices these engines know one by one; all others are one kind to them."""
 REFUSED, NO_FIGURES, WEIGHTS, CACHE, TARGETS, COPIES, LIMIT, CARRIES = range(8)
 """How far a GPU comes."""
 
@@ -123,6 +126,8 @@ class Screen:
         self.measured = measured_of(ask, self.gpus)
         self.rates = RatesOf(self.engine, self.gpus, self.measured)
         self.body = "routed_experts" if has_experts(model) else "dense_ffn"
+        self.drafts = False
+        """Whether speculative decoding runs; an engine that was not told of it decodes plainly beside others."""
         self._chosen: dict[Any, Settings] = {}
         self._structures: dict[tuple[str, Layout], Structure | str] = {}
         self._has_states = any(mixer.states() for _, mixer in model.mixers())
@@ -135,7 +140,7 @@ class Screen:
         rows, lost = self._too_heavy(case, rows)
         if lost is not None:
             yield lost
-        for members in self._groups(rows):
+        for members in self._groups(case, rows):
             gpus = [self.gpus[i] for i in members]
             settings = self._settings(case, gpus[0], self._keys[members[0]])
             structure = self._structure(case, settings) if not isinstance(settings, str) else settings
@@ -163,18 +168,22 @@ class Screen:
         failed = Failed(case, [self.gpus[row] for row in lost], WEIGHTS, heaviest / self._bytes[lost], "")
         return numpy.asarray(rows)[light].tolist(), failed
 
-    def _groups(self, rows: Any) -> list[list[int]]:
+    def _groups(self, case: Case, rows: Any) -> list[list[int]]:
         found: dict[Any, list[int]] = {}
         for row in rows:
-            found.setdefault(self._keys[row], []).append(row)
+            key = self._keys[row]
+            if isinstance(key, tuple) and case.layout.world == 1:
+                key = key[1:]  # nothing goes over a link
+            found.setdefault(key, []).append(row)
         return list(found.values())
 
     @cached_property
     def _keys(self) -> list[Any]:
         """Of each GPU, what devices must have in common to be planned alike.
 
-        An engine looks at a device when it chooses settings, and at vendor, generation and link when it counts what
-        it spends; the rows that are shown are planned anew, so that nothing rests on this alone.
+        An engine looks at a device when it chooses settings, and when it counts what it spends: at the link, at
+        whose the device is among `_TOLD_APART`, and there at its generation. The rows that are shown are planned anew,
+        so that nothing rests on this alone.
         """
         found: list[Any] = []
         for row, gpu in enumerate(self.gpus):
@@ -182,8 +191,9 @@ class Screen:
             if self.engine.name in _SHARING:
                 settings = self._settings(Case(self.name, "auto", "auto", Layout()), gpu)
                 if not isinstance(settings, str):
-                    generation = (gpu.compute_capability or "").partition(".")[0]
-                    key = (gpu.vendor, generation, gpu.interconnect == "nvlink", _settings_key(settings))
+                    vendor = gpu.vendor if gpu.vendor in _TOLD_APART else ""
+                    generation = (gpu.compute_capability or "").partition(".")[0] if vendor else ""
+                    key = (gpu.interconnect == "nvlink", vendor, generation, _settings_key(settings))
             found.append(key)
         return found
 
@@ -277,9 +287,13 @@ class Screen:
             yield Started(case, [self.gpus[row] for row in rows], numpy.concatenate(slots), made)
 
     def _lengths(self, structure: Structure, settings: Settings) -> Lengths:
-        """The workload with its common prefix as the engine finds it."""
+        """The workload with its common prefix as the engine finds it, and its drafts."""
         shared = self.engine.shared_prefix_tokens(structure.model, settings) if settings.shared_prefix_tokens else 0
-        return self.ask.lengths._replace(shared=int(shared))
+        found = self.ask.lengths._replace(shared=int(shared))
+        if self.engine.speculation(settings) is None:
+            return found
+        self.drafts = True
+        return speculated(found, structure.model, self.engine, settings)
 
     def _memory(self, structure: Structure, settings: Settings, rows: list[int]) -> _Memory:
         """What is left for the cache on each GPU."""
@@ -326,12 +340,14 @@ class Screen:
                 runs = self._starts(structure, settings, row)
                 found.append(slots_of(engine, stages, settings, row) if runs else 0)
             return numpy.array(found, numpy.int64)
-        starts: Any = True
-        if self._has_states:  # these can limit the sequences of a start
-            pool = engine.pool(stages, settings, tuple(kv))
-            starts = pool.starts if not pool.refusal else False
+        starts: Any = numpy.ones(len(kv[0]), bool)
         for least, have in zip(self._starts_at(structure, settings), kv, strict=True):
-            starts = starts & (have >= least)
+            starts &= have >= least
+        if self._has_states and starts.any():  # these can limit the sequences of a start
+            floor = tuple(int(have[starts].min()) for have in kv)
+            if not self._starts(structure, settings, floor):  # what starts with the least starts with more
+                pool = engine.pool(stages, settings, tuple(kv))
+                starts = starts & pool.starts if not pool.refusal else starts & False
         count = engine.requests_at(stages, settings, tuple(kv), settings.request_tokens)
         return numpy.where(starts, numpy.minimum(count, settings.max_num_seqs or 1 << 20), 0)
 

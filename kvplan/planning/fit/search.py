@@ -18,6 +18,7 @@ from kvplan.planning.fit.result import SCHEMA, Fit, FitVerdict, Row
 from kvplan.planning.fit.rows import planned
 from kvplan.planning.fit.screen import CARRIES, Case, Screen, Started
 from kvplan.planning.fit.stack import joined
+from kvplan.planning.speed.speculation import no_drafts
 
 if TYPE_CHECKING:
     from kvplan.planning.cost import Price
@@ -63,13 +64,17 @@ def fit(model: ModelSpec, ask: Ask, *, name: str | None = None) -> Fit:
     gpus = _devices(ask)
     priced = {gpu.id: price_of(gpu, prices) for gpu in gpus}
     misses, found, tried = Misses(ask), [], 0
+    screens: list[Screen] = []
     for engine, devices in _by_engine(gpus, ask, misses).items():
         screen = Screen(model, engine, devices, ask)
+        screens.append(screen)
         some, count = _screened(screen, ask, misses, priced)
         found += some
         tried += count
     if not found and (why := misses.all_refused()):
         raise UnsupportedError(why, hint="leave out what is pinned, or name other engines or GPUs")
+    if found and ask.settings.get("acceptance_rate") is not None and not any(screen.drafts for screen in screens):
+        raise no_drafts()
     order = rank.ordered(found)
     chosen = order if ask.every else rank.best_of_each(order)
     known: dict[Candidate, Row | None] = {}

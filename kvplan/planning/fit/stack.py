@@ -85,16 +85,3 @@ def joined(profiles: Sequence[Profile], sizes: Sequence[int]) -> Profile:
 
     rest = {name: column([getattr(p, name) for p in profiles]) for name in _OPEN}
     return profiles[0]._replace(stages=tuple(cost(i) for i in range(stages)), **rest)
-
-
-def some_of(made: Profile, rows: Any) -> Profile:
-    """The entries `rows` of a joined profile."""
-    stages = tuple(
-        (count[rows], cost._replace(
-            experts=tuple((idle[rows], seconds[rows]) for idle, seconds in cost.experts),
-            **{n: getattr(cost, n)[rows] for n in StageCost._fields if n != "experts"},
-        ))
-        for count, cost in made.stages
-    )  # fmt: skip
-    rest = {name: getattr(made, name)[rows] for name in _OPEN}
-    return made._replace(stages=stages, **rest)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.planning.speed.profile import passed
 from kvplan.planning.speed.root import root
-from kvplan.spec.arrays import ceiling, choose, larger, log, smaller
+from kvplan.spec.arrays import ceiling, choose, is_array, larger, log, smaller
 
 if TYPE_CHECKING:
     from kvplan.planning.speed.profile import Lengths, Profile
@@ -30,6 +30,8 @@ _FULL = 1e-9
 _NEAR = 1e-3
 """What is left of a share of time that is all taken, for figures that stay finite then."""
 _E = 2.718281828459045
+_BELOW = 1 - 1e-6
+"""Of the rate at which every step carries all the prompts that it can: below any rate there is."""
 _MEETINGS = 2
 """Rounds after which the chunks that share a step are taken to be settled."""
 
@@ -43,7 +45,7 @@ class Steady(NamedTuple):
     prefill_tokens: Any
     """Prompt tokens that ride in each step, on average."""
     seconds_per_step: Any
-    """Time per output token of a request."""
+    """Between two steps of a request: its time per output token, or with drafts per `Lengths.tokens_per_step`."""
     prefill_seconds: Any
     """From a prompt's first step to its last, decoding sequences on board."""
     queue_seconds: Any
@@ -73,14 +75,13 @@ def at(made: Profile, x: Any, slots: Any, *, others: Any = 1.0, closed: bool = F
     lengths = made.lengths
     decoding = x * lengths.steps
     seen = others * decoding
-    room = larger(made.chunk - seen / made.pp, 1.0)
+    room = larger(made.chunk - lengths.width * seen / made.pp, 1.0)
     chunks = ceiling(lengths.fresh / room)
     steps = _steps(made, 1 + seen, lengths.fresh / chunks, room)
     pace = _pace(steps, others * _rate(steps, x, others, chunks, room, lengths), chunks, room, lengths)
     step, together = pace.per_token, pace.together
     rate = x / step
-    own, _ = passed(made, seen / made.pp, lengths.fresh / chunks, chunks)
-    first = chunks * (own + made.step_seconds + (together - 1) * steps.more)
+    first = _prompt(made, seen / made.pp, chunks, room) + chunks * (together - 1) * steps.more
     queue = pace.wait
     if not closed:  # the plain step that is under way
         queue = queue + larger(1 - pace.busy, 0.0) * steps.plain / 2 * smaller(decoding, 1.0)
@@ -97,9 +98,16 @@ def at(made: Profile, x: Any, slots: Any, *, others: Any = 1.0, closed: bool = F
     )  # fmt: skip
 
 
+def _prompt(made: Profile, decoding: Any, chunks: Any, room: Any) -> Any:
+    """Seconds of the steps of one prompt beside `decoding` sequences: full ones of `room` tokens, then the rest."""
+    full, _ = passed(made, decoding, room, chunks)
+    last, _ = passed(made, decoding, made.lengths.fresh - (chunks - 1) * room, chunks)
+    return (chunks - 1) * full + last + chunks * made.step_seconds
+
+
 def seconds_per_token(made: Profile, rate: Any, decoding: Any) -> Any:
     """Seconds between tokens where `decoding` sequences decode and `rate` requests a second come at random."""
-    room = larger(made.chunk - decoding / made.pp, 1.0)
+    room = larger(made.chunk - made.lengths.width * decoding / made.pp, 1.0)
     chunks = ceiling(made.lengths.fresh / room)
     steps = _steps(made, 1 + decoding, made.lengths.fresh / chunks, room)
     return _pace(steps, rate, chunks, room, made.lengths).per_token
@@ -191,11 +199,16 @@ def _pace(steps: _Steps, rate: Any, chunks: Any, room: Any, lengths: Lengths) ->
 def _rate(steps: _Steps, x: Any, others: Any, chunks: Any, room: Any, lengths: Lengths) -> Any:
     """Requests a second that are completed when `x` are in the time between two tokens: ``rate x per_token = x``."""
 
-    def over(rate: Any) -> Any:
-        return log(rate * _pace(steps, others * rate, chunks, room, lengths).per_token / x)
+    def function(steps: _Steps, x: Any, others: Any, chunks: Any, room: Any) -> Any:
+        return lambda rate: log(rate * _pace(steps, others * rate, chunks, room, lengths).per_token / x)
+
+    def part(rows: Any) -> Any:
+        x_, others_, chunks_, room_, *each = (v[rows] if is_array(v) else v for v in (x, others, chunks, room, *steps))
+        return function(_Steps(*each), x_, others_, chunks_, room_)
 
     top = x / steps.plain
-    return root(over, top * 1e-6, top)
+    longest = steps.plain + steps.one + (larger(room / lengths.fresh, 1.0) - 1) * larger(steps.more, 0.0)
+    return root(function(steps, x, others, chunks, room), x / longest * _BELOW, top, part=part)
 
 
 def _together(carried: Any, share: Any, most: Any) -> Any:
@@ -224,9 +237,9 @@ def prefill_share(made: Profile, state: Steady) -> Any:
     Steps carry both, so their seconds are split as those of a prompt alone, ``prefill.prompt``, and of a decode step
     without prompts are to each other.
     """
-    chunks = ceiling(made.lengths.fresh / larger(made.chunk - state.decoding / made.pp, 1.0))
-    alone, _ = passed(made, 0.0, made.lengths.fresh / chunks, chunks)
-    prompt = chunks * (alone + made.step_seconds)
+    room = larger(made.chunk - made.lengths.width * state.decoding / made.pp, 1.0)
+    chunks = ceiling(made.lengths.fresh / room)
+    prompt = _prompt(made, 0.0, chunks, room)
     batch = larger(state.decoding, 1.0)
     plain = _steps(made, batch, made.lengths.fresh / chunks, made.lengths.fresh / chunks).plain
     decoding = made.lengths.steps * plain / batch

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.planning.speed import decode
 from kvplan.planning.speed import work as of
 from kvplan.planning.speed.rates import join
-from kvplan.spec.arrays import is_array, larger
+from kvplan.planning.speed.speculation import proposal
+from kvplan.spec.arrays import is_array, larger, smaller
 
 if TYPE_CHECKING:
     from kvplan.planning.speed.figures import Setup
@@ -30,6 +31,15 @@ class Lengths(NamedTuple):
     prompt_cv: float = 0.0
     """Standard deviation over mean; 0: all alike."""
     output_cv: float = 0.0
+    drafts: int = 0
+    """Tokens that speculative decoding proposes in a step."""
+    tokens_per_step: float = 1.0
+    """Of one sequence, accepted drafts included."""
+
+    @property
+    def width(self) -> int:
+        """Tokens of a sequence that a step computes."""
+        return 1 + self.drafts
 
     @property
     def request(self) -> int:
@@ -42,9 +52,10 @@ class Lengths(NamedTuple):
         return max(1, self.prompt - self.shared)
 
     @property
-    def steps(self) -> int:
-        """Decode steps of one request."""
-        return max(0, self.output - 1)
+    def steps(self) -> float:
+        """Decode steps of one request, on average."""
+        written = max(0, self.output - 1)
+        return written / self.tokens_per_step if self.drafts else written
 
     @property
     def context(self) -> int:
@@ -82,6 +93,11 @@ class StageCost(NamedTuple):
     """Sending, of one token."""
     fixed: Any
     """Kernels and messages, whatever is carried."""
+    draft_reading: Any = 0.0
+    """Reading the layers that propose drafts, of all proposals of a step."""
+    draft_products: Any = 0.0
+    """Of one sequence."""
+    draft_fixed: Any = 0.0
 
 
 class Profile(NamedTuple):
@@ -116,6 +132,21 @@ def profile(setup: Setup, lengths: Lengths) -> Profile:
     )  # fmt: skip
 
 
+def some_of(made: Profile, rows: Any) -> Profile:
+    """The entries `rows` of a profile of arrays."""
+
+    def taken(value: Any) -> Any:
+        return value[rows] if is_array(value) else value
+
+    stages = []
+    for count, cost in made.stages:
+        weights, experts, *rest = cost
+        pairs = tuple((taken(idle), taken(seconds)) for idle, seconds in experts)
+        stages.append((taken(count), StageCost(taken(weights), pairs, *map(taken, rest))))
+    step_seconds, pp, spread, chunk = map(taken, (made.step_seconds, made.pp, made.spread, made.chunk))
+    return Profile(made.lengths, tuple(stages), step_seconds, pp, spread, chunk, made.softness)
+
+
 def _same(one: StageCost, other: StageCost) -> bool:
     """Whether two stages cost the same."""
     flat = zip((*one[0:1], *one[2:]), (*other[0:1], *other[2:]), strict=True)
@@ -147,14 +178,22 @@ def _stage_cost(setup: Setup, stage: StageWork, lengths: Lengths) -> StageCost:
     return StageCost(
         weights=stage.weight_bytes / rates.weight_bandwidth,
         experts=tuple((1 - e.per_token / e.experts, e.num_bytes / rates.weight_bandwidth) for e in stage.experts),
-        decode_products=2 * of.token_parameters(stage) / rates.decode_flops, prefill_products=prefill,
+        decode_products=2 * lengths.width * of.token_parameters(stage) / rates.decode_flops, prefill_products=prefill,
         decode_cache=of.kv_bytes(stage, lengths.context) * cache,
         prefill_cache=(held - before) / 2 / fresh * cache, prefill_chunk=(held + before) / 2 / fresh * cache,
-        decode_scores=of.attention_flops(stage, lengths.context) / rates.attention_flops,
+        decode_scores=lengths.width * of.attention_flops(stage, lengths.context) / rates.attention_flops,
         prefill_scores=squares / fresh / rates.attention_flops,
         message=decode.message_seconds(stage, rates, layout, 1.0) - idle,
-        fixed=idle + decode.kernel_seconds(stage, rates),
+        fixed=idle + decode.kernel_seconds(stage, rates), **_draft_cost(setup, stage, lengths.drafts),
     )  # fmt: skip
+
+
+def _draft_cost(setup: Setup, stage: StageWork, drafts: int) -> dict[str, Any]:
+    """What proposals take on the stage that makes them, by `speculation.proposal`."""
+    if not drafts or stage is not setup.works[-1]:
+        return {}
+    reading, products, fixed = proposal(setup)
+    return {"draft_reading": drafts * reading, "draft_products": drafts * products, "draft_fixed": drafts * fixed}
 
 
 def passed(made: Profile, decoding: Any, tokens: Any, chunks: Any) -> tuple[Any, Any]:
@@ -167,7 +206,8 @@ def passed(made: Profile, decoding: Any, tokens: Any, chunks: Any) -> tuple[Any,
     """
     total: Any = 0.0
     slowest: Any = 0.0
-    routed, carried_tokens = decoding * made.spread + tokens, decoding + tokens
+    written = decoding * made.lengths.width
+    routed, carried_tokens = written * made.spread + tokens, written + tokens
     for count, cost in made.stages:
         reading = cost.weights
         for idle, seconds in cost.experts:
@@ -177,5 +217,8 @@ def passed(made: Profile, decoding: Any, tokens: Any, chunks: Any) -> tuple[Any,
         scores = decoding * cost.decode_scores + tokens * cost.prefill_scores
         both = join(reading, products, made.softness) + join(cache, scores, made.softness)
         stage = both + carried_tokens * cost.message + cost.fixed
+        if made.lengths.drafts:
+            drafting = join(cost.draft_reading, decoding * cost.draft_products, made.softness) + cost.draft_fixed
+            stage = stage + drafting * smaller(decoding, 1.0)  # none for a prompt that is alone
         total, slowest = total + count * stage, larger(slowest, stage)
     return total, slowest

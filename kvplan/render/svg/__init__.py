@@ -29,13 +29,13 @@ few hundred points: each is drawn, and each stands in the table.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from kvplan.render.svg import bars, chart, heat
-from kvplan.render.svg.elements import element, escape, number
-from kvplan.render.svg.frame import WIDTH, Drawn, foot
-from kvplan.render.svg.numbers import described, numbers
 from kvplan.render.svg.parts import Axis, Bars, Chart, HeatMap, Mark, Picture, Piece, Series, Spot, Stack
-from kvplan.render.svg.style import rules, variables
+
+if TYPE_CHECKING:
+    from kvplan.render.grid import Grid
+    from kvplan.render.svg.frame import Drawn
 
 __all__ = [
     "Axis", "Bars", "Chart", "HeatMap", "Mark", "Picture", "Piece", "Series", "Spot", "Stack", "document", "draw",
@@ -46,13 +46,24 @@ _NAMESPACE = "http://www.w3.org/2000/svg"
 
 
 def _drawn(picture: Picture, key: str) -> Drawn:
+    from kvplan.render.svg import bars, chart, heat  # the parts alone serve a terminal's plots: drawing waits
+
     if isinstance(picture, Chart):
         return chart.draw(picture, key)
     return bars.draw(picture, key) if isinstance(picture, Bars) else heat.draw(picture, key)
 
 
+def numbers(picture: Picture) -> Grid:
+    """The numbers of a picture: of a chart a row for each x, then its marks and spots."""
+    from kvplan.render.svg import worded
+
+    return worded.numbers(picture)
+
+
 def notes(picture: Picture) -> str:
     """What is said under a picture."""
+    from kvplan.render.svg import heat
+
     more = heat.left_out(picture) if isinstance(picture, HeatMap) else ""
     return "; ".join(filter(None, (picture.note, more)))
 
@@ -63,6 +74,10 @@ def draw(picture: Picture, key: str) -> str:
     Args:
         key: begins the ids in it; another one for every picture of a page.
     """
+    from kvplan.render.svg.elements import element, escape, number
+    from kvplan.render.svg.frame import WIDTH
+    from kvplan.render.svg.worded import described
+
     drawn = _drawn(picture, key)
     return element(
         "svg",
@@ -83,6 +98,11 @@ def document(pictures: Sequence[Picture], title: str) -> str:
     Args:
         title: of the file, for those who listen.
     """
+    from kvplan.render.svg.elements import element, escape, number
+    from kvplan.render.svg.frame import WIDTH, foot
+    from kvplan.render.svg.style import rules, variables
+    from kvplan.render.svg.worded import described
+
     groups, y = [], 0.0
     for place, picture in enumerate(pictures, 1):
         drawn = _drawn(picture, f"figure-{place}")

@@ -152,21 +152,25 @@ def _labels(chart: Chart, plot: _Plot) -> Labels:
     for series in chart.series:
         for run in _runs(series):
             places = [plot.at(x, y) for x, y in run]
+            if series.kind == "step":
+                places = _stepped(places)
             points += places if series.kind == "dots" else along(places)
     points += [plot.at(s.x, s.y) for s in chart.spots]
+    for mark in chart.marks:
+        points += along(_line_of(mark, plot))
     return Labels(Box(plot.left, plot.top - 4, WIDTH - 2, plot.bottom), points)
 
 
 def _dots(chart: Chart, plot: _Plot, labels: Labels) -> Iterator[str]:
     for series in chart.series:
-        if series.kind != "dots":
+        if series.kind != "dots" and not series.names:
             continue
         color = _color(chart, series)
         for i, (x, y) in enumerate(series.points):
             if y is not None:
                 across, up = plot.at(x, y)
                 yield element("circle", cx=across, cy=up, r=4.5, class_=f"f{color} gap")
-                if i < len(series.names):
+                if i < len(series.names) and not series.quiet:
                     yield labels.place(series.names[i], _beside(across, up), "halo")
 
 
@@ -186,18 +190,26 @@ def _spots(spots: Sequence[Spot], plot: _Plot, labels: Labels) -> Iterator[str]:
         yield labels.place(spot.label, _beside(x, y), "halo")
 
 
+def _line_of(mark: Mark, plot: _Plot) -> list[tuple[float, float]]:
+    """Both ends of a line across."""
+    if mark.along == "y":
+        _, y = plot.at(plot.x.low, mark.at)
+        return [(plot.left, y), (plot.right, y)]
+    x, _ = plot.at(mark.at, plot.y.low)
+    return [(x, plot.top), (x, plot.bottom)]
+
+
 def _marks(marks: Sequence[Mark], plot: _Plot, labels: Labels) -> Iterator[str]:
     """Lines across, each with its label."""
     for mark in marks:
         line, label = ("end", "ends halo") if mark.limit else ("mark", "quiet halo")
+        (x0, y0), (x1, y1) = _line_of(mark, plot)
+        yield element("line", x1=x0, y1=y0, x2=x1, y2=y1, class_=line)
         if mark.along == "y":
-            _, y = plot.at(plot.x.low, mark.at)
-            yield element("line", x1=plot.left, y1=y, x2=plot.right, y2=y, class_=line)
-            places = [(x, y + down, end) for down in (-6, 17)
-                      for x, end in ((plot.left + 6, "start"), (plot.right - 4, "end"))]  # fmt: skip
+            ends = [(x0 + 6, "start"), (x1 - 4, "end")]
+            ends += [(x0 + (x1 - x0) * share, "start") for share in (0.2, 0.4, 0.6)]
+            places = [(x, y0 + down, end) for down in (-6, 17) for x, end in ends]
         else:
-            x, _ = plot.at(mark.at, plot.y.low)
-            yield element("line", x1=x, y1=plot.top, x2=x, y2=plot.bottom, class_=line)
             rows = [plot.top + 14 + row * LINE for row in range(int(_HEIGHT / LINE))]
-            places = [(x + side * 6, y, "start" if side > 0 else "end") for y in rows for side in (1, -1)]
+            places = [(x0 + side * 6, y, "start" if side > 0 else "end") for y in rows for side in (1, -1)]
         yield labels.place(mark.label, places, label)

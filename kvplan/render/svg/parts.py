@@ -44,7 +44,9 @@ class Series(NamedTuple):
     color: int | None = None
     """Which colour of the palette; None: by its place in the chart."""
     names: Sequence[str] = ()
-    """One for each point of ``dots``, written beside it; empty: none."""
+    """One for each point, which is then marked, with its name beside it; empty: none."""
+    quiet: bool = False
+    """Names are in the table alone."""
 
 
 class Mark(NamedTuple):

@@ -12,11 +12,14 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from kvplan import load_gpu, load_model, plan
-from kvplan.errors import InputError, UnsupportedError
+from kvplan.engines import get_engine
+from kvplan.errors import InputError, KvplanError, UnsupportedError
 from kvplan.planning.fit.ask import Ask
-from kvplan.planning.fit.candidates import engines_for, lacks, layouts
+from kvplan.planning.fit.candidates import Layout, cache_formats, engines_for, lacks, layouts, weight_formats
 from kvplan.planning.fit.result import Fit, Row
+from kvplan.planning.fit.screen import Case
 from kvplan.planning.fit.search import fit
+from kvplan.planning.planner import plan_deployment
 from kvplan.planning.speed.profile import Lengths
 from kvplan.planning.workload_lengths import Distribution
 
@@ -285,3 +288,55 @@ def test_a_load_beyond_reason_names_the_limit_of_copies_and_queues_keep_a_reserv
     for rate in (2.0, 50.0, 333.0):
         for row in found(rate).rows:
             assert rate <= 0.951 * row.max_request_rate
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("llama-3.1-8b", {"request_rate": 6.0, "ttft": 0.4, "tpot": 0.03}),
+        ("llama-3.1-8b", {"concurrency": 90, "tpot": 0.04, "longest": 60_000}),
+        ("granite-4.0-h-tiny", {"request_rate": 6.0, "ttft": 1.0}),
+    ],
+)
+def test_the_screen_finds_what_trying_every_way_finds(name: str, given: dict[str, Any]) -> None:
+    names = ("l4", "h100-sxm", "tpu-v6e")
+    asked = ask(**given, gpus=names, every=True, top=10_000, max_gpus=2)
+    model, engine = load_model(name), get_engine("vllm")
+    kept = {"max_model_len": asked.longest, "prompt_tokens": 1024, "output_tokens": 256}
+    kept |= {n: getattr(asked, n) for n in ("ttft", "tpot") if getattr(asked, n) is not None}
+    tried: dict[tuple[Any, ...], int] = {}
+    for gpu in map(load_gpu, names):
+        for weights in weight_formats(model, engine, ()):
+            for stored in cache_formats(engine, ()):
+                if lacks(gpu, weights) or lacks(gpu, stored, cache=True):
+                    continue
+                for layout in layouts(model, engine, {}):
+                    case = Case("vllm", weights, stored, layout)
+                    for copies in range(1, 2 // layout.world + 1):
+                        load = {"request_rate": asked.request_rate and asked.request_rate / copies}
+                        if asked.request_rate is None:
+                            load = {"concurrency": -(-(asked.concurrency or 1) // copies)}
+                        try:
+                            seen = plan_deployment(model, gpu, "vllm", {**kept, **case.settings(), **load})
+                        except KvplanError:
+                            break
+                        if seen.holds:
+                            tried[(gpu.id, weights, stored, layout)] = copies
+                            break
+    found = fit(model, asked)
+    assert found.feasible == len(found.rows)
+    ways = {
+        (row.gpu, flag(row, "--weights"), flag(row, "--kv-cache-dtype"), Layout(
+            row.tensor_parallel_size, row.pipeline_parallel_size, row.data_parallel_size,
+            row.decode_context_parallel_size, row.enable_expert_parallel,
+        )): row.copies
+        for row in found.rows
+    }  # fmt: skip
+    assert tried
+    assert ways == tried
+
+
+def flag(row: Row, name: str) -> str:
+    """What a row's flags say of a format."""
+    words = row.flags.split()
+    return words[words.index(name) + 1] if name in words else "auto"

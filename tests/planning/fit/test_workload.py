@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvplan import load_gpu, plan
+from kvplan import load_gpu, load_model, plan
 from kvplan.errors import InputError, UnknownNameError
+from kvplan.planning.fit.ask import Ask
+from kvplan.planning.fit.search import fit
 from kvplan.planning.plan import Plan
+from kvplan.planning.speed.profile import Lengths
+from kvplan.planning.workload_lengths import Distribution
 
 MODEL, GPU = "llama-3.1-8b", "h100-sxm"
 
@@ -60,6 +64,23 @@ def test_tokens_pay_for_the_whole_deployment(given: dict[str, Any]) -> None:
     assert serving.requests_per_second is not None
     paid = cost.per_million_input_tokens * 1024 + cost.per_million_output_tokens * 256
     assert paid / 1e6 * serving.requests_per_second * 3600 == pytest.approx(7.5)
+
+
+def test_what_a_token_costs_has_the_bounds_of_the_price_and_where_speed_makes_the_load_of_the_speed() -> None:
+    given = planned(price=(), request_rate=1.0)
+    assert given.holds
+    cost = given.cost
+    assert cost.low_per_million_output_tokens / cost.per_million_output_tokens == pytest.approx(
+        cost.low_usd_per_gpu_hour / cost.usd_per_gpu_hour
+    )
+    looped = planned(price=2.0, concurrency=8)
+    cost, decode, prefill = looped.cost, looped.decode, looped.prefill
+    slow = decode.low / decode.tokens_per_second, prefill.seconds / prefill.high_seconds
+    assert min(slow) < 1
+    low, high = cost.low_per_million_output_tokens, cost.high_per_million_output_tokens
+    assert low < cost.per_million_output_tokens < high
+    assert cost.per_million_output_tokens / max(slow) < high < cost.per_million_output_tokens / min(slow)
+    assert high / cost.per_million_output_tokens == pytest.approx(cost.high_per_request / cost.per_request)
 
 
 def test_prices_come_from_the_catalog_with_their_date_or_by_hand() -> None:
@@ -198,3 +219,60 @@ def test_too_many_under_way_is_told_with_what_helps() -> None:
     ).holds
     wide = plan(MODEL, gpu=GPU, weights="fp8", max_model_len=1280, concurrency=100, request_rate=40.0)
     assert "--data-parallel-size" in {hint.flag for hint in wide.verdict.hints}
+
+
+MTP = '{"method": "mtp", "num_speculative_tokens": 2}'
+
+
+def drafted(**given: Any) -> Plan:
+    return plan(
+        "deepseek-v3", gpu="h200-sxm", tensor_parallel_size=8, max_model_len=8192, speculative_config=MTP, price=2.0,
+        **given,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.7])
+def test_kept_drafts_bring_more_tokens_a_step_and_cost_the_time_of_a_step_with_drafts(acceptance: float) -> None:
+    without, found = drafted(), drafted(acceptance_rate=acceptance)
+    tokens = 1 + acceptance + acceptance**2
+    assert without.serving is not None
+    assert found.serving is not None
+    assert (without.serving.tokens_per_step, found.serving.tokens_per_step) == (1.0, pytest.approx(tokens))
+    words = next(w for w in found.warnings if "drafts a step takes" in w)
+    times = float(words.split("a step takes ")[1].split()[0])
+    ratio = found.serving.tpot_seconds / without.serving.tpot_seconds  # type: ignore[operator]
+    assert ratio == pytest.approx(times / tokens, rel=0.01)
+    assert (ratio < 1) == (tokens > times)
+    cost, before = (p.cost.per_million_output_tokens for p in (found, without))  # type: ignore[union-attr]
+    assert cost / before == pytest.approx(ratio, rel=0.03)  # type: ignore[operator]
+    assert found.decode == without.decode
+
+
+def test_drafts_that_are_kept_are_counted_by_a_search_too() -> None:
+    each = (Distribution(n, 0, n, str(n)) for n in (1024, 256))
+    ask = Ask(
+        Lengths(1024, 256), *each, 8192, concurrency=16, tpot=0.02, gpus=("h200-sxm",),
+        settings={"speculative_config": MTP, "acceptance_rate": 0.7, "tensor_parallel_size": 8},
+        weights=("auto",), kv_formats=("auto",),
+    )  # fmt: skip
+    row = fit(load_model("deepseek-v3"), ask).rows[0]
+    alone = drafted(acceptance_rate=0.7, concurrency=16, tpot=0.02)
+    assert alone.serving is not None
+    if row.data_parallel_size == row.pipeline_parallel_size == row.decode_context_parallel_size == row.copies == 1:
+        assert row.tpot_seconds == alone.serving.tpot_seconds
+    assert "--acceptance-rate 0.7" in row.flags
+    with_apple = fit(load_model("llama-3.1-8b"), ask._replace(
+        gpus=("h200-sxm", "apple-m4-max"), longest=4096, tpot=None, concurrency=1,
+        settings={"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}', "acceptance_rate": 0.7},
+    ))  # fmt: skip
+    assert {r.gpu: "--acceptance-rate" in r.flags for r in with_apple.rows} == {"h200-sxm": True, "apple-m4-max": False}
+    with pytest.raises(InputError, match="there is none"):
+        fit(load_model("llama-3.1-8b"), ask._replace(settings={"acceptance_rate": 0.7}, longest=4096))
+
+
+def test_an_acceptance_without_drafts_is_refused() -> None:
+    with pytest.raises(InputError, match="there is none") as raised:
+        planned(acceptance_rate=0.5)
+    assert raised.value.where == "--acceptance-rate"
+    with pytest.raises(InputError, match="out of range"):
+        drafted(acceptance_rate=1.0)

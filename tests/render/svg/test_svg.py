@@ -151,6 +151,26 @@ def test_labels_do_not_lie_upon_each_other() -> None:
     assert len(set(zip(found, sides, strict=True))) == 4
 
 
+@pytest.mark.parametrize("at", [1.5, 5.0, 9.0])
+@pytest.mark.parametrize("level", [0.2, 0.9])
+def test_labels_lie_clear_of_other_marks_lines(at: float, level: float) -> None:
+    marks = [Mark("y", level, "a level line"), Mark("x", at, "an upright line")]
+    chart = Chart("t", Axis("x"), Axis("y", high=1.0), [Series("", [(0.0, 0.0), (10.0, 0.1)])], marks)
+    root = ET.fromstring(svg.draw(chart, "k"))
+    lines = [e for e in root.iter(f"{SVG}line") if e.attrib.get("class") == "mark"]
+    texts = [e for e in root.iter(f"{SVG}text") if (e.text or "").endswith("line")]
+    assert (len(lines), len(texts)) == (2, 2)
+    for text in texts:
+        x, y = float(text.attrib["x"]), float(text.attrib["y"])
+        long = 0.6 * 13 * len(text.text or "")
+        left = x - long if text.attrib.get("text-anchor") == "end" else x
+        for line in lines:
+            x1, x2, y1, y2 = (float(line.attrib[n]) for n in ("x1", "x2", "y1", "y2"))
+            across = x1 < left + long and left < x2 if x1 < x2 else left < x1 < left + long
+            up = y - 10 < y1 < y if y1 == y2 else True
+            assert not (across and up), text.text
+
+
 SIZES = st.one_of(st.just(0.0), st.floats(1e-12, 1e15))
 
 

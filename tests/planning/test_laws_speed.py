@@ -1,0 +1,525 @@
+"""Times of steps and prompts at made-up round rates, where each figure can be worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from kvplan import load_gpu, load_model, plan
+from kvplan.engines import get_engine
+from kvplan.planning.drafts import served_model
+from kvplan.planning.evaluate import evaluate
+from kvplan.planning.settings import resolve
+from kvplan.planning.speed import decode, prefill, speculation
+from kvplan.planning.speed import work as of
+from kvplan.planning.speed.constants import ENGINES
+from kvplan.planning.speed.decode import Layout, Step
+from kvplan.planning.speed.figures import Setup, setup
+from kvplan.planning.speed.prefill import Prompt
+from kvplan.planning.speed.profile import Lengths, passed, profile
+from kvplan.planning.speed.rates import Rates, cache_bits, compute_key, dense_flops, join, rates
+from kvplan.planning.speed.work import StageWork
+from kvplan.spec.formats import get_format
+
+ROUND = Rates(
+    weight_bandwidth=1e12, attention_bandwidth=5e11, matmul_flops=1e15, attention_flops=2e14, linear_seconds=1e-6,
+    attention_seconds=10e-6, layer_seconds=100e-6, routing_seconds=1e-3, step_seconds=0.5, link_bandwidth=1e11,
+    link_seconds=1e-5, prefill_share=0.5, prefill_cap=None, softness=3.0, low=0.8, high=1.2, prefill_low=0.8,
+    prefill_high=1.2, source="round figures",
+)  # fmt: skip
+LLAMA_PARAMETERS = 8_030_261_248
+TABLE = 128_256 * 4096
+
+
+@cache
+def made(name: str = "llama-3.1-8b", engine: str = "generic", **given: Any) -> Setup:
+    spec, device, chosen = load_model(name), load_gpu("h200-sxm"), get_engine(engine)
+    settings, _ = resolve(spec, device, chosen, {"max_model_len": 8192, **given})
+    spec = served_model(spec, chosen, settings)
+    found = setup(spec, device, chosen, evaluate(spec, device, chosen, settings))
+    assert isinstance(found, Setup)
+    return found
+
+
+def works(name: str = "llama-3.1-8b", **given: Any) -> tuple[StageWork, ...]:
+    return tuple(made(name, **given).works)
+
+
+def step(batch: int, context: int, rates: Rates = ROUND, layout: Layout = Layout(), **given: Any) -> Step:  # noqa: B008
+    return decode.step(works(**given), rates, layout, batch, context)
+
+
+# ---- decode ----
+
+
+def test_a_step_by_hand() -> None:
+    """Batch 10 at 1000 tokens: 16.06 GB less the embedding, 1.31 GB of cache; 2 FLOPs a parameter and token."""
+    weights = 2 * (LLAMA_PARAMETERS - TABLE) / 1e12
+    cache_ = 131_072 * 1000 * 10 / 5e11
+    products = 2 * (LLAMA_PARAMETERS - TABLE) * 10 / 1e15
+    scores = 32 * 2 * 2 * 4096 * 1000 * 10 / 2e14
+    # a head and four matrix kernels a layer, one attention kernel a layer, what stands between
+    latency = (1 + 32 * 4) * 1e-6 + 32 * 10e-6 + 32 * 100e-6 + 0.5
+    parts = step(10, 1000)
+    assert parts.memory == pytest.approx(weights + cache_)
+    assert parts.compute == pytest.approx(products + scores)
+    assert parts.latency == pytest.approx(latency)
+    assert parts.communication == 0
+    together = (weights**3 + products**3) ** (1 / 3) + (cache_**3 + scores**3) ** (1 / 3)
+    assert parts.seconds == pytest.approx(together + latency)
+
+
+def test_without_matrix_rates_a_step_is_its_parts_one_after_the_other() -> None:
+    unknown = ROUND._replace(matmul_flops=None)
+    parts = step(10, 1000, unknown, Layout(tp=2), tensor_parallel_size=2)
+    assert parts.compute is None
+    assert parts.communication > 0
+    assert parts.seconds == pytest.approx(parts.memory + parts.latency + parts.communication)
+    assert step(10, 1000, ROUND._replace(attention_flops=None)).compute is None
+    assert decode.bound(parts) is None
+    assert decode.ceiling(works(), unknown, Layout(), 16) is None
+    assert decode.ceiling(works(), ROUND._replace(attention_flops=None), Layout(), 16) is None
+    assert decode.ridge_batch(works(), unknown, Layout()) is None
+    assert decode.saturation_batch(works(), unknown, Layout(), 16) is None
+
+
+def test_wider_steps_read_the_cache_once_and_compute_it_for_each_token() -> None:
+    one, three = (decode.step(works(), ROUND, Layout(), 10, 1000, width=w) for w in (1, 3))
+    assert three.memory == pytest.approx(one.memory)
+    assert three.compute == pytest.approx(3 * one.compute)
+
+
+@pytest.mark.parametrize(("tp", "batch"), [(2, 1), (4, 1), (4, 10), (8, 300)])
+def test_messages_of_tensor_parallelism(tp: int, batch: int) -> None:
+    """Two ring all-reduces a layer move 2 (r - 1) / r of a hidden vector, then the ranks' logits are gathered."""
+    reduces = 64 * (2 * (tp - 1) / tp * 4096 * 2 * batch / 1e11 + 1e-5)
+    gather = (tp - 1) * (128_256 // tp) * 2 * batch / 1e11 + 1e-5
+    (work,) = works(tensor_parallel_size=tp)
+    assert decode.message_seconds(work, ROUND, Layout(tp=tp), batch) == pytest.approx(reduces + gather)
+    middle = work._replace(vocab_rows=0)
+    assert decode.message_seconds(middle, ROUND, Layout(tp=tp), batch) == pytest.approx(reduces)
+
+
+def test_messages_between_stages_are_one_hidden_vector() -> None:
+    work = works(pipeline_parallel_size=2)[0]
+    assert decode.message_seconds(work, ROUND, Layout(pp=2), 7) == pytest.approx(7 * 4096 * 2 / 1e11 + 1e-5)
+    assert decode.message_seconds(work, ROUND, Layout(), 7) == 0
+
+
+def test_messages_of_expert_parallelism() -> None:
+    """DeepSeek-V3 on 8 replicas: 58 routed layers carry each token to 8 experts and back, 7 of 8 times elsewhere."""
+    (work,) = works("deepseek-v3", data_parallel_size=8, enable_expert_parallel=True)
+    layout = Layout(dp=8, expert_parallel=True)
+    moved = 58 * 2 * 8 * 7 / 8 * 7168 * 2
+    assert decode.message_seconds(work, ROUND, layout, 10) == pytest.approx(10 * moved / 1e11 + 2 * 58 * 1e-5)
+    assert decode.message_seconds(work, ROUND, Layout(dp=8), 10) == 0
+    # with two ranks a replica, the second all-reduce of a routed layer gives way to the pair of all-to-alls
+    (work,) = works("deepseek-v3", data_parallel_size=4, tensor_parallel_size=2, enable_expert_parallel=True)
+    layout = Layout(tp=2, dp=4, expert_parallel=True)
+    reduces, row = 2 * 61 - 58, 7168 * 2
+    tensor = reduces * (10 * 2 * 1 / 2 * row / 1e11 + 1e-5) + 10 * 129_280 // 2 * 2 / 1e11 + 1e-5
+    expert = 10 * 58 * 2 * 8 * 7 / 8 * row / 2 / 1e11 + 2 * 58 * 1e-5
+    assert decode.message_seconds(work, ROUND, layout, 10) == pytest.approx(tensor + expert)
+
+
+def test_stages_follow_each_other_and_the_slowest_serves_every_micro_batch() -> None:
+    staged = works(pipeline_parallel_size=4)
+    one = decode.step(staged, ROUND, Layout(pp=4), 1, 1000)
+    each = [decode.step([w], ROUND, Layout(pp=4), 1, 1000).seconds for w in staged]
+    # Layout(pp=4) counts the step's own time with the stages passed and, as a bound, with the slowest stage
+    apart = [seconds - 0.5 for seconds in each]
+    assert one.seconds == pytest.approx(0.5 + sum(apart))
+    crowd = decode.step(staged, ROUND, Layout(pp=4), 400, 1000)
+    slowest = max(decode.step([w], ROUND._replace(step_seconds=0.0), Layout(), 100, 1000).seconds for w in staged)
+    message = decode.message_seconds(staged[0], ROUND, Layout(pp=4), 100)
+    assert crowd.seconds == pytest.approx(0.5 + 4 * (slowest + message), rel=1e-6)
+
+
+def test_kernels_cost_what_they_cost() -> None:
+    (dense,) = works()
+    assert decode.kernel_seconds(dense, ROUND) == pytest.approx(129e-6 + 320e-6 + 3200e-6)
+    # Mixtral 8x7B: per layer two kernels of attention and three of experts, and a routing
+    (work,) = works("mixtral-8x7b")
+    assert decode.kernel_seconds(work, ROUND) == pytest.approx((1 + 32 * 5) * 1e-6 + 320e-6 + 3200e-6 + 32e-3)
+    # DeepSeek-V3: five kernels of attention; three dense layers, then experts with a shared one beside
+    (work,) = works("deepseek-v3")
+    linear = 1 + 61 * 5 + 3 * 2 + 58 * 5
+    assert tuple(work.kernels) == (linear, 61, 61, 58)
+    # V3.2's indexer: two matrix kernels and one over its keys besides
+    (work,) = works("deepseek-v3.2")
+    assert tuple(work.kernels) == (linear + 61 * 2, 2 * 61, 61, 58)
+
+
+def test_what_bounds_a_step() -> None:
+    assert decode.bound(Step(3.0, 2.0, 9.0, 1.0, 15.0)) == "memory"
+    assert decode.bound(Step(2.0, 3.0, 9.0, 1.0, 15.0)) == "compute"
+    assert decode.bound(Step(2.0, 3.0, 9.0, 4.0, 15.0)) == "communication"
+    # where unpacking takes longer than reading, two equal times join to the cube root of 2
+    assert decode.bound(Step(2.0 ** (1 / 3) * 1.001, 0.1, 0.0, 0.0, 2.0), 1.0) == "compute"
+    assert decode.bound(Step(2.0 ** (1 / 3) * 0.999, 0.1, 0.0, 0.0, 2.0), 1.0) == "memory"
+
+
+def test_the_ridge_is_where_products_take_as_long_as_reading() -> None:
+    # 2 bytes a weight at 1e12 a second against 2 FLOPs at 1e15: a thousand tokens
+    assert decode.ridge_batch(works(), ROUND, Layout()) == 1000
+    assert decode.ridge_batch(works(), ROUND._replace(matmul_flops=2e15), Layout()) == 2000
+    staged = works(pipeline_parallel_size=4)
+    ridge = decode.ridge_batch(staged, ROUND, Layout(pp=4))
+    assert ridge is not None
+    assert 3996 < ridge <= 4000
+
+
+def test_the_ceiling_is_what_every_token_costs_by_itself() -> None:
+    products = 2 * (LLAMA_PARAMETERS - TABLE) / 1e15
+    cache_, scores = 131_072 * 1000 / 5e11, 32 * 4 * 4096 * 1000 / 2e14
+    own = products + (cache_**3 + scores**3) ** (1 / 3)
+    assert decode.ceiling(works(), ROUND, Layout(), 1000) == pytest.approx(1 / own)
+    assert decode.ceiling(works(), ROUND, Layout(dp=3), 1000) == pytest.approx(3 / own)
+    (rank,) = works(tensor_parallel_size=2)
+    sent = 64 * 4096 * 2 / 1e11 + 64_128 * 2 / 1e11
+    split = products / 2 + ((cache_ / 2) ** 3 + (scores / 2) ** 3) ** (1 / 3) + sent
+    assert decode.ceiling([rank], ROUND, Layout(tp=2), 1000) == pytest.approx(1 / split, rel=1e-4)
+
+
+def test_seconds_that_the_memory_alone_takes() -> None:
+    assert decode.memory_seconds(works(), ROUND, Layout(), 10, 1000) is None
+    twice = ROUND._replace(weight_memory=2e12)
+    weights, cache_ = 2 * (LLAMA_PARAMETERS - TABLE), 131_072 * 1000 * 10
+    assert decode.memory_seconds(works(), twice, Layout(), 10, 1000) == pytest.approx(weights / 2e12 + cache_ / 5e11)
+    other = ROUND._replace(attention_memory=1e12)
+    assert decode.memory_seconds(works(), other, Layout(), 10, 1000) == pytest.approx(weights / 1e12 + cache_ / 1e12)
+
+
+# ---- prefill ----
+
+
+def prompt(tokens: int, chunk: int, rates: Rates = ROUND, name: str = "llama-3.1-8b") -> Prompt:
+    found = prefill.prompt(works(name), rates, Layout(), tokens, chunk)
+    assert found is not None
+    return found
+
+
+def test_a_prompt_by_hand() -> None:
+    """A thousand tokens in one step: every one passes the layers, the last one the head; attention is half a square."""
+    body = LLAMA_PARAMETERS - 2 * TABLE
+    products = 2 * (body * 1000 + TABLE)
+    scores = 32 * 4 * 4096 * (1000 * 1001 // 2)
+    weights, cache_ = 2 * (LLAMA_PARAMETERS - TABLE), 131_072 * 1000
+    found = prompt(1000, 8192)
+    assert found.flops == products + scores
+    assert found.num_bytes == weights + cache_
+    assert found.memory == pytest.approx(weights / 1e12 + cache_ / 5e11)
+    assert found.compute == pytest.approx(products / 0.5e15 + scores / 2e14)
+    kernels = 129e-6 + 320e-6 + 3200e-6
+    a, b = (weights / 1e12, products / 0.5e15), (cache_ / 5e11, scores / 2e14)
+    together = (a[0] ** 3 + a[1] ** 3) ** (1 / 3) + (b[0] ** 3 + b[1] ** 3) ** (1 / 3)
+    assert found.seconds == pytest.approx(together + kernels + 0.5)
+
+
+def test_chunks_compute_the_same_and_read_more() -> None:
+    whole, cut = prompt(1000, 1000), prompt(1000, 300)
+    assert cut.flops == whole.flops
+    weights = 2 * (LLAMA_PARAMETERS - TABLE)
+    assert cut.num_bytes == 4 * weights + 131_072 * (300 + 600 + 900 + 1000)
+    assert cut.seconds > whole.seconds + 3 * 0.5
+
+
+def test_many_chunks_are_grouped_and_cost_the_same() -> None:
+    """Above 256 full steps neighbours count as the middle one of them: attention grows evenly, so the sum stays."""
+    total = prompt(100 * 800 + 50, 100)
+    assert total.flops == pytest.approx(prompt(100 * 800 + 50, 100_000).flops, rel=1e-3)
+    weights = 2 * (LLAMA_PARAMETERS - TABLE)
+    cache_ = 131_072 * (100 * 800 * 801 // 2 + 100 * 800 + 50)
+    assert total.num_bytes == pytest.approx(801 * weights + cache_, rel=1e-3)
+
+
+def test_a_cap_of_the_engine_joins_the_devices_rate() -> None:
+    free, capped = prefill.product_seconds(ROUND, 1e15), prefill.product_seconds(ROUND._replace(prefill_cap=2e14), 1e15)
+    assert free == pytest.approx(2.0)
+    assert capped == pytest.approx((2.0**3 + 5.0**3) ** (1 / 3))
+    assert ROUND.decode_flops == 1e15
+    assert ROUND._replace(prefill_cap=1e15).decode_flops == pytest.approx(1e15 / 2 ** (1 / 3))
+    assert ROUND._replace(matmul_flops=None, prefill_cap=1e15).decode_flops is None
+
+
+def test_what_bounds_a_prompt() -> None:
+    assert prefill.bound(Prompt(0, 0, 3.0, 2.0, 1.0, 6.0)) == "memory"
+    assert prefill.bound(Prompt(0, 0, 2.0, 3.0, 1.0, 6.0)) == "compute"
+    assert prefill.bound(Prompt(0, 0, 2.0, 3.0, 4.0, 9.0)) == "communication"
+    assert prefill.prompt(works(), ROUND._replace(matmul_flops=None), Layout(), 10, 10) is None
+    assert prefill.prompt(works(), ROUND._replace(attention_flops=None), Layout(), 10, 10) is None
+
+
+def test_experts_of_a_lone_prompt_are_its_own() -> None:
+    """With expert parallelism the other replicas idle: a prompt's tokens meet only each other in the experts."""
+    given = dict(data_parallel_size=8, enable_expert_parallel=True)
+    (work,) = works("deepseek-v3", **given)
+    assert {e.groups for e in work.experts} == {8}
+    found = prefill.prompt([work], ROUND, Layout(dp=8, expert_parallel=True), 1, 8192)
+    assert found is not None
+    (experts,) = work.experts
+    alone = work.weight_bytes + int(experts.num_bytes * (1 - (1 - 8 / 256) ** 1))
+    assert found.num_bytes == pytest.approx(alone + of.kv_bytes(work, 1), rel=1e-6)
+
+
+# ---- work ----
+
+
+def test_work_of_a_tied_model() -> None:
+    """Llama 3.2 1B reads its embedding as the head; two ranks read half of the rows each."""
+    (work,) = works("llama-3.2-1b")
+    assert work.head_bytes == 2 * 128_256 * 2048
+    assert work.vocab_rows == 128_256
+    (rank,) = works("llama-3.2-1b", tensor_parallel_size=2)
+    assert (rank.head_bytes, rank.vocab_rows) == (2 * 64_128 * 2048, 64_128)
+    first, last = works("llama-3.2-1b", pipeline_parallel_size=2)
+    assert (first.head_bytes, first.vocab_rows) == (0, 0)
+    assert (last.head_bytes, last.vocab_rows) == (2 * 128_256 * 2048, 128_256)
+
+
+def test_parameters_that_a_token_multiplies() -> None:
+    (work,) = works()
+    assert of.token_parameters(work) == LLAMA_PARAMETERS - TABLE
+    assert of.token_parameters(work, head=False) == LLAMA_PARAMETERS - 2 * TABLE
+    # Mixtral 8x7B: 2 of 8 experts, 12.9 B of 46.7 B parameters
+    spec = load_model("mixtral-8x7b")
+    (work,) = works("mixtral-8x7b")
+    routed = 32 * 8 * 3 * 4096 * 14_336
+    assert of.token_parameters(work) == spec.parameters - 32_000 * 4096 - routed * 6 // 8
+    (work,) = works("mixtral-8x7b", data_parallel_size=4, enable_expert_parallel=True)
+    (experts,) = work.experts
+    assert experts.parameters == routed // 4
+    # four replicas' tokens meet in a quarter of the experts: as many products as before
+    assert of.token_parameters(work, head=False) - work.parameters == routed * 2 // 8
+
+
+def test_context_parallel_ranks_read_their_share() -> None:
+    (work,) = works("deepseek-v3", tensor_parallel_size=8, decode_context_parallel_size=8)
+    assert of.kv_bytes(work, 1000) == 125 * 70_272
+    assert of.kv_bytes(work, 1001) == 126 * 70_272
+
+
+def test_kivi_and_turboquant_read_what_they_store() -> None:
+    (kivi,) = works(kv_cache_dtype="kivi_2bit_g32")
+    packed = 131_072 * 3 // 16
+    assert of.kv_bytes(kivi, 100) == 100 * 131_072
+    assert of.kv_bytes(kivi, 1000) == 128 * 131_072 + 872 * packed
+    (turbo,) = works(kv_cache_dtype="turboquant_k8v4")
+    assert of.kv_bytes(turbo, 1000) == 1000 * (28 * 8 * 196 + 4 * 2 * 8 * 128 * 2)
+
+
+# ---- profile and lengths ----
+
+
+def test_lengths() -> None:
+    plain = Lengths(1000, 257)
+    assert (plain.width, plain.request, plain.fresh, plain.steps) == (1, 1257, 1000, 256)
+    assert (plain.context, plain.square) == (1128, 1000)
+    assert (Lengths(1000, 1).steps, Lengths(1000, 0).steps) == (0, 0)
+    shared = Lengths(1000, 257, shared=900)
+    assert (shared.fresh, Lengths(1000, 257, shared=1000).fresh) == (100, 1)
+    # long outputs are met more often: E[O^2] / 2 E[O]; the root of the mean square of prompts
+    spread = Lengths(1000, 256, prompt_cv=0.75, output_cv=1.0)
+    assert spread.context == 1000 + 256
+    assert spread.square == 1250
+    drafted = Lengths(1000, 257, drafts=2, tokens_per_step=2.0)
+    assert (drafted.width, drafted.steps) == (3, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("llama-3.1-8b", {}), ("llama-3.1-8b", {"tensor_parallel_size": 2}), ("gemma-3-27b", {}),
+        ("mixtral-8x7b", {"tensor_parallel_size": 4}), ("qwen3-next-80b-a3b", {"tensor_parallel_size": 2}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("batch", [1, 50])
+def test_a_profile_gives_the_steps_of_decode(name: str, given: dict[str, Any], batch: int) -> None:
+    base = made(name, **given)._replace(rates=ROUND)
+    lengths = Lengths(1000, 256)
+    cost = profile(base, lengths)
+    total, slowest = passed(cost, batch, 0.0, 1)
+    want = decode.step(base.works, ROUND, base.layout, batch, lengths.context)
+    assert total + cost.step_seconds == pytest.approx(want.seconds, rel=1e-6)
+    assert slowest == total
+    alone, _ = passed(cost, 0.0, 1000, 1)
+    found = prefill.prompt(base.works, ROUND, base.layout, 1000, 8192)
+    assert found is not None
+    assert alone + cost.step_seconds == pytest.approx(found.seconds, rel=1e-6)
+
+
+def test_equal_stages_are_counted_together() -> None:
+    staged = made(pipeline_parallel_size=4)._replace(rates=ROUND)
+    cost = profile(staged, Lengths(1000, 256))
+    assert sorted(count for count, _ in cost.stages) == [1, 3]  # the last one has the head
+    total, slowest = passed(cost, 10, 0.0, 1)
+    hop = 10 * 4096 * 2 / 1e11 + 1e-5
+    each = [decode.step([w], ROUND._replace(step_seconds=0.0), Layout(), 10, 1128).seconds + hop for w in staged.works]
+    assert total == pytest.approx(sum(each), rel=1e-6)
+    assert slowest == pytest.approx(max(each), rel=1e-6)
+
+
+def test_a_shared_prefix_is_not_computed_again() -> None:
+    base = made()._replace(rates=ROUND)
+    cost = profile(base, Lengths(1000, 256, shared=600))
+    (_, stage), fresh = cost.stages[0], 400
+    squares = 32 * 4 * 4096 * (1000 * 1001 // 2 - 600 * 601 // 2)
+    assert stage.prefill_scores * fresh == pytest.approx(squares / 2e14)
+    # one chunk reads the whole cache at its end; each chunk reads the shared part
+    assert (stage.prefill_cache + stage.prefill_chunk) * fresh == pytest.approx(131_072 * 1000 / 5e11)
+    assert stage.prefill_chunk * fresh == pytest.approx(131_072 * (1000 + 600) / 2 / 5e11)
+
+
+# ---- rates ----
+
+
+def test_joins() -> None:
+    assert join(3.0, 4.0, 2.0) == pytest.approx(5.0)
+    assert join(3.0, 4.0, 3) == pytest.approx(91 ** (1 / 3))
+    assert join(0.0, 4.0, 3) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("stored", "key"),
+    [
+        ("bf16", "16"), ("fp8_e4m3", "fp8"), ("mxfp8", "fp8"), ("int8_channel", "int8"), ("nvfp4", "fp4"),
+        ("mxfp4", "16"), ("awq_int4", "16"), ("q8_0", "16"),
+    ],
+)  # fmt: skip
+def test_matrix_units_by_format(stored: str, key: str) -> None:
+    """Weight-only formats are unpacked to 16 bits before they are multiplied."""
+    assert compute_key(get_format(stored)) == key
+
+
+def test_attention_kernels_by_bits() -> None:
+    bits = {name: cache_bits(get_format(name)) for name in ("bf16", "fp8_e4m3", "q8_0", "q5_0", "q4_0", "nvfp4")}
+    assert bits == {"bf16": "16", "fp8_e4m3": "8", "q8_0": "8", "q5_0": "4", "q4_0": "4", "nvfp4": "4"}
+
+
+def test_matrix_rates_fall_back_to_what_a_device_has() -> None:
+    h200, a100, b200 = load_gpu("h200-sxm"), load_gpu("a100-sxm4-80gb"), load_gpu("b200")
+    assert dense_flops(h200, "fp8") == (h200.fp8_flops, "fp8")
+    assert dense_flops(h200, "fp4") == (h200.fp8_flops, "fp8")
+    assert dense_flops(b200, "fp4") == (b200.fp4_flops, "fp4")
+    assert dense_flops(a100, "fp8") == (a100.bf16_flops, "16")
+    assert dense_flops(a100, "int8") == (a100.int8_ops, "int8")
+    assert dense_flops(replace(a100, int8_ops=None), "int8") == (a100.bf16_flops, "16")
+    assert dense_flops(replace(h200, bf16_flops=None), "16") == (h200.fp16_flops, "16")
+    assert dense_flops(replace(h200, bf16_flops=None, fp16_flops=None), "16") is None
+
+
+def test_rates_of_a_datasheet() -> None:
+    """The shares that ``constants`` states, of 4.8 TB/s and 989.4 TFLOP/s dense."""
+    h200, bf16 = load_gpu("h200-sxm"), get_format("bf16")
+    found = rates(h200, "generic", bf16, bf16)
+    assert found is not None
+    bandwidth, flops = h200.bandwidth_bytes_per_second, h200.bf16_flops
+    assert bandwidth == 4_800_000_000_000
+    assert flops == pytest.approx(989e12, rel=2e-3)
+    assert found.weight_bandwidth == pytest.approx(0.955 * bandwidth)
+    assert found.attention_bandwidth == pytest.approx(0.928 * bandwidth)
+    assert found.matmul_flops == pytest.approx(0.78 * flops)
+    assert found.attention_flops == pytest.approx(0.55 * flops)
+    assert found.link_bandwidth == pytest.approx(450e9 * 0.75)  # one direction of NVLink's 900 GB/s
+    assert found.link_seconds == pytest.approx(12e-6)
+    eager = rates(h200, "generic", bf16, bf16, eager=True)
+    assert eager is not None
+    for name in ("linear_seconds", "attention_seconds", "layer_seconds", "routing_seconds"):
+        assert getattr(eager, name) == pytest.approx(2.3 * getattr(found, name))
+    assert rates(replace(h200, bandwidth_bytes_per_second=None), "generic", bf16, bf16) is None
+
+
+@pytest.mark.parametrize(("engine", "vendor"), sorted(ENGINES))
+def test_shares_of_engines_are_shares_and_bounds_hold_the_point(engine: str, vendor: str) -> None:
+    own = ENGINES[engine, vendor]
+    for share in (own.read_share, own.prefill_share, own.matvec_share, own.naive_share):
+        assert share is None or 0 < share <= 1
+    assert 0 < own.low < 1 < own.high
+    assert 0 < own.prefill_low < 1 < own.prefill_high
+    assert own.latency_scale >= 1
+    assert own.step_seconds >= 0
+
+
+def test_an_engine_reads_its_share() -> None:
+    h200, bf16 = load_gpu("h200-sxm"), get_format("bf16")
+    alone, served = (rates(h200, engine, bf16, bf16) for engine in ("generic", "vllm"))
+    assert alone is not None
+    assert served is not None
+    assert served.weight_bandwidth == pytest.approx(0.8 * alone.weight_bandwidth, rel=1e-12)
+    assert served.attention_bandwidth == pytest.approx(0.8 * alone.attention_bandwidth, rel=1e-12)
+    assert served.step_seconds == 0.5e-3
+    # llama.cpp's multiprocessors unpack 12 GB a second each, of 132; both limits meet softly
+    unpacked = rates(h200, "llama.cpp", bf16, bf16)
+    assert unpacked is not None
+    both = (0.955 * 4.8e12, 132 * 12e9)
+    assert unpacked.weight_bandwidth == pytest.approx((both[0] ** -3 + both[1] ** -3) ** (-1 / 3))
+    assert unpacked.weight_memory == pytest.approx(both[0])
+    assert unpacked.prefill_cap == 132 * 0.8e12
+    slow = rates(h200, "llama.cpp", bf16, bf16, flash=False)
+    assert slow is not None
+    assert slow.attention_bandwidth == 290e9
+    assert slow.attention_memory == pytest.approx(0.928 * 4.8e12)
+
+
+def test_figures_of_a_plan() -> None:
+    found = plan(
+        "llama-3.1-8b", gpu="h200-sxm", engine="generic", max_model_len=8192, concurrency=16, prompt_tokens=1000,
+        output_tokens=200,
+    ).decode  # fmt: skip
+    assert found is not None
+    assert (found.batch, found.context) == (16, 1100)
+    assert found.kv_bytes == 16 * 1100 * 131_072
+    assert found.weight_bytes == 2 * (LLAMA_PARAMETERS - TABLE)
+    flops = 16 * (2 * (LLAMA_PARAMETERS - TABLE) + 32 * 4 * 4096 * 1100)
+    assert found.arithmetic_intensity == pytest.approx(flops / (found.weight_bytes + found.kv_bytes))
+    staged = plan(
+        "llama-3.1-8b", gpu="h200-sxm", engine="generic", max_model_len=8192, concurrency=16, prompt_tokens=1000,
+        output_tokens=200, pipeline_parallel_size=2,
+    ).decode  # fmt: skip
+    assert staged is not None
+    assert staged.kv_bytes == 8 * 1100 * 131_072 // 2
+
+
+def test_an_unknown_link_is_taken_for_pcie() -> None:
+    bf16 = get_format("bf16")
+    found = rates(replace(load_gpu("h200-sxm"), interconnect_bytes_per_second=None), "generic", bf16, bf16)
+    assert found is not None
+    assert found.link_bandwidth == pytest.approx(0.25 * 32e9)
+    assert found.link_seconds == pytest.approx(45e-6)
+    assert found.notes == ("link unknown: PCIe 4.0 x16 taken",)
+
+
+# ---- speculation ----
+
+
+def test_a_proposal_reads_the_draft_layer_and_the_head() -> None:
+    """DeepSeek-V3's draft layer, and what a step with two proposals costs more than one that checks three tokens."""
+    drafts = '{"method": "mtp", "num_speculative_tokens": 2}'
+    found = made("deepseek-v3", "vllm", tensor_parallel_size=8, speculative_config=drafts)
+    base = found._replace(rates=ROUND, layout=Layout(tp=8))
+    last = base.works[-1]
+    assert last.draft_bytes > 0
+    reading, products, launches = speculation.proposal(base)
+    assert reading == pytest.approx((last.draft_bytes + last.head_bytes) / 1e12)
+    assert products == pytest.approx(2 * (last.draft_parameters + last.head_parameters) / 1e15)
+    assert launches == pytest.approx(3 * 1e-6 + 10e-6 + 100e-6)
+    checked = decode.step(base.works, ROUND, base.layout, 10, 1000, width=3).seconds
+    drafting = 2 * ((reading**3 + (10 * products) ** 3) ** (1 / 3) + launches)
+    assert speculation.speculative_seconds(base, 10, 1000, 2) == pytest.approx(checked + drafting)
+    plain = decode.step(base.works, ROUND, base.layout, 10, 1000).seconds
+    assert speculation.break_even(base, 10, 1000, 2) == pytest.approx((checked + drafting) / plain)
+    unknown = base._replace(rates=ROUND._replace(matmul_flops=None))
+    assert speculation.proposal(unknown) == (pytest.approx(reading), 0.0, pytest.approx(launches))
+
+
+def test_drafts_of_a_model_without_draft_layers_cost_nothing_here() -> None:
+    base = made()._replace(rates=ROUND)
+    checked = decode.step(base.works, ROUND, base.layout, 10, 1000, width=5).seconds
+    assert speculation.speculative_seconds(base, 10, 1000, 4) == pytest.approx(checked)
+
+
+def test_without_draft_layers_there_is_no_proposal() -> None:
+    assert speculation.proposal(made()._replace(rates=ROUND)) == (0.0, 0.0, 0.0)
