@@ -25,7 +25,7 @@ from kvplan.engines import get_engine
 from kvplan.engines.base import Settings
 from kvplan.engines.vllm import budget_outside, speculation
 from kvplan.engines.vllm.budget_activation import major
-from kvplan.engines.vllm.budget_versions import SNAPSHOT_AFTER_NCCL, graphs_charged, runner, version_of
+from kvplan.engines.vllm.budget_versions import graphs_charged, runner
 from kvplan.errors import KvplanError
 from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import Outcome, evaluate
@@ -149,12 +149,6 @@ def leave_out(case: Case, outcome: Outcome, printed: list[tuple[str, Settings, C
                 (budget_outside.GRAPH_BYTES_PER_LAYER - per_layer) * graphs(settings, case) * case.model.num_layers
             )
     return moved
-
-
-def outside_class(settings: Settings, case: Case) -> tuple[bool, bool, bool]:
-    """What decides the bytes outside torch: several ranks, a new device, NCCL in the snapshot."""
-    version = version_of(settings)
-    return settings.tensor_parallel_size > 1, major(case.gpu) >= 9, version >= SNAPSHOT_AFTER_NCCL
 
 
 def graphs(settings: Settings, case: Case) -> int:

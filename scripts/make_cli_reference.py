@@ -5,18 +5,18 @@ With ``--check`` nothing is written, and the exit status is 1 where the page is 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import typer
+from written import keep
 
-from kvplan.cli.app import VERBS, app
+from kvplan.cli.app import EXAMPLES, VERBS, app, place
 
 TARGET = ROOT / "docs" / "cli.md"
 
@@ -59,7 +59,7 @@ def sections(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
             argument = param.param_type_name == "argument"
             heading = "Arguments" if argument else getattr(param, "rich_help_panel", None) or "Options"
             found.setdefault(heading, []).append(record)
-    return dict(sorted(found.items(), key=lambda e: (e[0] != "Arguments", e[0] == "Output")))
+    return dict(sorted(found.items(), key=lambda entry: place(entry[0])))
 
 
 def cell(text: str) -> str:
@@ -72,6 +72,9 @@ def page() -> str:
         usage = " ".join(command.collect_usage_pieces(context))
         text = " ".join((command.help or "").split("\f")[0].split())
         lines += [f"\n## kvplan {name}\n", f"{text}\n", f"```\nkvplan {name} {usage}\n```\n"]
+        examples = [(line, what) for line, what in EXAMPLES if line == name or line.startswith(f"{name} ")]
+        if examples:
+            lines += [*(f"- `kvplan {line}`: {what}" for line, what in examples), ""]
         for heading, rows in sections(command, context).items():
             lines += [
                 f"**{heading}**\n",
@@ -84,16 +87,7 @@ def page() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only; status 1 where the page is out of date")
-    text = page()
-    if parser.parse_args(argv).check:
-        same = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
-        print(f"{TARGET.relative_to(ROOT)}: {'up to date' if same else 'out of date'}")
-        return 0 if same else 1
-    TARGET.write_text(text, encoding="utf-8")
-    print(f"wrote {TARGET.relative_to(ROOT)}")
-    return 0
+    return keep(TARGET, page, __doc__, argv)
 
 
 if __name__ == "__main__":

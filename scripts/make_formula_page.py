@@ -5,7 +5,6 @@ With ``--check`` nothing is written, and the exit status is 1 where the page is 
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -13,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from written import keep
 
 from kvplan.cache import KINDS, kind_class
 from kvplan.catalog import load_model, model_ids
@@ -104,16 +105,7 @@ def page() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only; status 1 where the page is out of date")
-    text = page()
-    if parser.parse_args(argv).check:
-        same = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
-        print(f"{TARGET.relative_to(ROOT)}: {'up to date' if same else 'out of date'}")
-        return 0 if same else 1
-    TARGET.write_text(text, encoding="utf-8")
-    print(f"wrote {TARGET.relative_to(ROOT)}")
-    return 0
+    return keep(TARGET, page, __doc__, argv)
 
 
 if __name__ == "__main__":

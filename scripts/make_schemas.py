@@ -18,6 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import catalog_schemas
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -54,6 +56,10 @@ INTRO = """# JSON
 Written by `scripts/make_schemas.py` from the code. Every document names its `schema`. Within one version keys may be
 added, never changed or taken away. Bytes and tokens are integers, times seconds, rates per second; a figure that does
 not apply is null. The JSON Schemas (draft 2020-12) lie in `docs/schemas/`.
+
+Described where their verb is, with schemas in the same folder: `kvplan.rules/1`, `kvplan.check/1` and `kvplan.diff/1`
+in [check](check.md), `kvplan.validation/1` in [validate](validate.md), `kvplan.calibration/1` in
+[speed](speed.md#calibration).
 """
 
 
@@ -176,6 +182,8 @@ def page(documents: dict[str, dict[str, Any]]) -> str:
     for tag, schema in documents.items():
         lines += [f"\n## {tag}\n", schema["description"] + "\n", *table(schema)]
         seen |= schema["$defs"]
+    for tag in catalog_schemas.DOCUMENTS:
+        lines += catalog_schemas.page(tag)
     lines.append("\n## Parts\n")
     for name, schema in sorted(seen.items()):
         lines += [f"### {name}\n", schema["description"] + "\n", *table(schema), ""]
@@ -188,7 +196,24 @@ def files() -> dict[Path, str]:
         SCHEMAS / f"{tag.replace('/', '-')}.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
         for tag, schema in documents.items()
     }
-    return {**made, PAGE: page(documents)}
+    catalog = {
+        SCHEMAS / f"{tag.replace('/', '-')}.json": json.dumps(catalog_schemas.document(tag), indent=2) + "\n"
+        for tag in catalog_schemas.DOCUMENTS
+    }
+    return {**made, **catalog, **calibration(), PAGE: page(documents)}
+
+
+def calibration() -> dict[Path, str]:
+    """The schema of a calibration file, from what reads it."""
+    from kvplan.planning.calibration_schema import CalibrationFile
+
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **CalibrationFile.model_json_schema(),
+        "title": "kvplan.calibration/1",
+        "description": "What `kvplan validate --save FILE` writes and `--calibration FILE` reads.",
+    }
+    return {SCHEMAS / "kvplan.calibration-1.json": json.dumps(schema, indent=2) + "\n"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -42,11 +42,38 @@ VERBS: dict[str, tuple[str, str]] = {
 EXAMPLES: tuple[tuple[str, str], ...] = (
     ("plan llama-3.1-70b --gpu h100-sxm -tp 4", "does it fit, how many requests"),
     ("plan deepseek-v3 --max-model-len 32K", "what the cache costs, on no GPU in particular"),
+    ('plan "vllm serve Qwen/Qwen3-32B -tp 2" --gpu l40s', "the line that starts a server"),
     ("explain gemma-3-27b", "the formula with the numbers in it"),
+    ("fit qwen3-32b --request-rate 2 --ttft 1", "which GPUs carry a load, cheapest first"),
+    ("sweep llama-3.1-8b --gpu h100-sxm --vary max-model-len=8K,32K --vary tp=1,2", "a grid"),
+    ("compare llama-3.1-8b qwen3-32b deepseek-v3", "side by side"),
     ("models list qwen3", "which models are known"),
     ("gpus list h100", "which GPUs are known"),
+    ("engines vllm", "what changed in which version"),
+    ("formats fp8", "what an fp8 cache takes"),
+    ("log vllm.log --fail-over 5%", "a start that is over, held against its plan"),
+    ("check --init", "a first file of promises for CI"),
+    ("check", "are the promises of kvplan.yaml kept"),
+    ("simulate llama-3.1-8b --gpu h100-sxm --synthetic requests=1000,rate=8", "traffic through that memory"),
+    ("trace describe conversation.csv", "what a trace holds, and what its prompts share"),
+    ("validate llama-3.1-8b --quick", "is it true on this machine"),
 )
-"""What the start page shows; every line of it works as it stands."""
+"""What the help of a verb ends with."""
+
+FIRST: tuple[int, ...] = (0, 2, 3, 4, 7, 8, 12)
+"""Those of `EXAMPLES` on the start page."""
+
+PANELS: tuple[str, ...] = (
+    "Arguments", "", "Model", "Hardware", "Layout", "Workload", "Engine", "SGLang, TensorRT-LLM",
+    "transformers, MLX-LM, ExLlamaV3", "llama.cpp", "Ollama", "Output",
+)  # fmt: skip
+"""Headings of a verb's help in order; a verb's own options stand where the empty one is."""
+
+
+def place(heading: str) -> int:
+    """Where a heading stands in a help text."""
+    return PANELS.index(heading if heading in PANELS else "")
+
 
 COMPLETE = "_KVPLAN_COMPLETE"
 """Set by a shell that wants completions."""
@@ -169,22 +196,41 @@ class Verb(TyperCommand):
         return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, then the options under the headings their ``rich_help_panel`` names, in order."""
+        """Arguments, then the options under the headings their ``rich_help_panel`` names, in the order of `PANELS`."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
                 argument = param.param_type_name == "argument"
                 heading = "Arguments" if argument else getattr(param, "rich_help_panel", None) or "Options"
+                if "--help" in record[0]:
+                    heading, record = "Output", (record[0], "show this and exit")
                 sections.setdefault(heading, []).append(record)
-        for heading in sorted(sections, key=lambda name: name == "Output"):
+        for heading in sorted(sections, key=place):
             if sections[heading]:
                 with formatter.section(heading):
                     formatter.write_dl(sections[heading])
 
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The lines of `EXAMPLES` that are about this command."""
+        path = ctx.command_path.removeprefix("kvplan ")
+        shown = [(f"kvplan {line}", text) for line, text in EXAMPLES if line == path or line.startswith(f"{path} ")]
+        if shown:
+            formatter.write("\nExamples:\n")
+            for line, text in shown:
+                formatter.write(f"  {line}\n      {text}\n")
+
 
 class Group(TyperGroup):
     """A command of commands: shows its help when called alone, and knows near misses."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each command with the whole first sentence of its help."""
+        with formatter.section("Commands"):
+            texts = {name: getattr(self.get_command(ctx, name), "help", None) for name in self.list_commands(ctx)}
+            formatter.write_dl(
+                [(name, " ".join((text or "").split("\n\n")[0].split())) for name, text in texts.items()]
+            )
 
     def overview(self, ctx: Any) -> str:
         """What the command prints when it is called alone."""
@@ -245,7 +291,7 @@ class LazyGroup(Group):
     def overview(self, ctx: Any) -> str:
         from textwrap import wrap
 
-        shown = [(f"kvplan {line}", text) for line, text in EXAMPLES if line.split()[0] in VERBS]
+        shown = [(f"kvplan {line}", text) for line, text in (EXAMPLES[place] for place in FIRST)]
         width = max(len(line) for line, _ in shown)
         lines = [f"  {line.ljust(width)}   {text}" for line, text in shown]
         return "\n".join(

@@ -8,7 +8,7 @@ import typer
 
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
-from kvplan.cli.output import FORMATS, Output
+from kvplan.cli.output import PICTURED, Output
 from kvplan.engines.options import Option
 from kvplan.errors import InputError
 
@@ -75,7 +75,7 @@ class FitVerb(flags.PlanVerb):
         *_SOUGHT, *_WORKLOAD,
         *(_here(o) for o in (*flags.SERVICE, *flags.PLAN) if o.setting not in _OWN and o.setting not in _ELSEWHERE),
     )  # fmt: skip
-    formats = (*FORMATS, "csv", "jsonl")
+    formats = (*PICTURED, "csv", "jsonl")
 
 
 @app.command(cls=FitVerb)
@@ -199,10 +199,15 @@ def _write(out: Output, result: Fit, warnings: tuple[str, ...], every: bool) -> 
         for warning in warnings:
             out.warn(warning)
         return
-    out.emit(lambda: _report(plain, every), plain, warnings=warnings)
+    out.emit(lambda: _report(plain, every, out.format in ("html", "svg")), plain, warnings=warnings)
 
 
-def _report(plain: dict[str, Any], every: bool) -> Document:
+def _report(plain: dict[str, Any], every: bool, pictured: bool) -> Document:
     from kvplan.render.fit import fit_report
 
-    return fit_report(plain, every=every)
+    report = fit_report(plain, every=every)
+    if not pictured:
+        return report
+    from kvplan.render.fit_pictures import pictured_report
+
+    return pictured_report(report, plain)

@@ -21,7 +21,7 @@ HARDWARE = (
         "gpu_memory", ("--gpu-memory",), "size", "SIZE",
         "bytes of one GPU as programs see it: 80GiB or 80GB, which differ", "Hardware",
     ),
-    Option("gpu_bandwidth", ("--gpu-bandwidth",), "rate", "RATE", "its memory bandwidth, e.g. 3350GB/s", "Hardware"),
+    Option("gpu_bandwidth", ("--gpu-bandwidth",), "rate", "RATE", "its memory bandwidth: 3350GB/s", "Hardware"),
     Option("gpus", ("--gpus",), "count", "N", "GPUs of the deployment (default tp x pp x dp)", "Hardware"),
     Option(
         "calibration", ("--calibration",), "text", "FILE", "measured rates of this GPU instead of stated ones",
@@ -31,9 +31,14 @@ HARDWARE = (
 
 ENGINE = (
     Option(
-        "engine", ("--engine",), "text", "NAME[@VERSION]", "vllm (default), generic (arithmetic alone), sglang, ..."
+        "engine",
+        ("--engine",),
+        "text",
+        "NAME[@VERSION]",
+        "vllm (default), sglang, tensorrt-llm, llama.cpp, ollama, transformers, mlx, exllamav3, generic (arithmetic "
+        "alone); all, or a list, sets them side by side",
     ),
-    Option("weights", ("--weights",), "text", "FORMAT", "storage of the weights; default: what the checkpoint says"),
+    Option("weights", ("--weights",), "text", "FORMAT", "storage of the weights (default: what the checkpoint says)"),
 )
 
 READING = (
@@ -53,9 +58,13 @@ WORKLOAD = (
     Option(
         "concurrency", ("--concurrency",), "count", "N", "running requests of the deployment (default 1)", "Workload"
     ),
-    Option("prompt_tokens", ("--prompt-tokens",), "tokens", "TOKENS", "of one request (default 1,024)", "Workload"),
     Option(
-        "output_tokens", ("--output-tokens",), "tokens_or_zero", "TOKENS", "of one request (default 256)", "Workload"
+        "prompt_tokens", ("--prompt-tokens",), "tokens", "TOKENS",
+        "prompt of one request (default 1,024)", "Workload",
+    ),
+    Option(
+        "output_tokens", ("--output-tokens",), "tokens_or_zero", "TOKENS",
+        "answer of one request (default 256)", "Workload",
     ),
     Option(
         "shared_prefix_tokens", ("--shared-prefix-tokens",), "tokens_or_zero", "TOKENS",
@@ -68,13 +77,20 @@ SERVICE = (
         "request_rate", ("--request-rate",), "per_second", "R",
         "requests a second that come at random: 5, 300/min; replaces --concurrency", "Workload",
     ),
-    Option("ttft", ("--ttft",), "seconds", "S", "target: mean time to first token, 0.5 or 500ms", "Workload"),
-    Option("tpot", ("--tpot",), "seconds", "S", "target: mean time per output token, 0.03 or 30ms", "Workload"),
+    Option("ttft", ("--ttft",), "seconds", "S", "target: mean time to first token, 0.5 (seconds) or 500ms", "Workload"),
+    Option(
+        "tpot", ("--tpot",), "seconds", "S",
+        "target: mean time per output token, 0.03 (seconds) or 30ms", "Workload",
+    ),
     Option(
         "prompt_cv", ("--prompt-cv",), "number", "X",
         "spread of the prompts' lengths: standard deviation over mean (default 0)", "Workload",
     ),
     Option("output_cv", ("--output-cv",), "number", "X", "the same of the outputs' lengths", "Workload"),
+    Option(
+        "acceptance_rate", ("--acceptance-rate",), "number", "A",
+        "share of drafts that speculative decoding keeps: serving and cost then count them", "Workload",
+    ),
     Option(
         "price", ("--price",), "prices", "ID=USD_PER_HOUR",
         "what one GPU costs an hour, instead of the catalog's dated price; repeatable; USD alone: of --gpu", "Hardware",

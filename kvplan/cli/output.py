@@ -59,6 +59,8 @@ class Output:
         if format is not None and format not in formats:
             known = f"known: {', '.join(formats)}"
             raise UnknownNameError("output format", format, list(formats), where="--format", more=known)
+        if json and "json" not in formats:
+            raise InputError("this answer is no data", where="--json", hint=f"it is written as {', '.join(formats)}")
         if json and format not in (None, "json"):
             raise InputError(f"contradicts --format {format}", where="--json", hint="give one of them")
         if color is not None and color not in _COLORS:

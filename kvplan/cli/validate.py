@@ -12,10 +12,11 @@ import typer
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
 from kvplan.engines.options import Option
-from kvplan.errors import InputError, KvplanError, UnknownNameError
+from kvplan.errors import InputError, KvplanError, UnknownNameError, printable
 
 if TYPE_CHECKING:
     from kvplan.planning.calibration import Calibration
+    from kvplan.probe.device import ProbeDevice
     from kvplan.probe.run import Receipt
     from kvplan.render.grid import Document
 
@@ -68,12 +69,14 @@ def validate(
     given = flags.read(ctx)
     asked = {name: given.pop(name) for name in _NAMES if name in given}
     sections = _sections(asked.get("only"))
+    if "save" in asked:
+        _refuse_save(asked["save"], sections)
     asked["device"] = _local_device(asked.get("device"))
     if (ranks := world_size()) > 1:
         given.setdefault("tensor_parallel_size", ranks)
     deployment = find_deployment(model, given)
     device = detect(asked["device"])
-    before = _earlier(asked["check"], device.gpu.id if device.gpu else None) if "check" in asked else None
+    before = _earlier(asked["check"], device) if "check" in asked else None
     request = Request(
         deployment.model, deployment.engine, deployment.settings, device, asked.get("max_memory"),
         asked.get("quick", False), asked.get("fill", False), asked.get("busy", False), sections,
@@ -90,11 +93,11 @@ def validate(
 
 
 def _answer(out: output.Output, receipt: Receipt, warnings: tuple[str, ...], save: str | None) -> None:
+    plain = receipt.to_dict()
+    out.emit(lambda: _report(plain), plain, warnings=warnings)
     if save is not None:
         _save(receipt, save)
         out.note(f"wrote {save}")
-    plain = receipt.to_dict()
-    out.emit(lambda: _report(plain), plain, warnings=warnings)
     if not receipt.agrees and (out.format == "json" or out.file is not None):
         out.note(plain["verdict"]["reason"])
 
@@ -110,18 +113,53 @@ def _sections(text: str | None) -> tuple[str, ...] | None:
             raise UnknownNameError(
                 "section", name, list(SECTIONS), where="--only", more=f"known: {', '.join(SECTIONS)}"
             )
-    return found or None
+    if not found:
+        raise InputError(f"{text!r} names no section", where="--only", hint=f"known: {', '.join(SECTIONS)}")
+    return found
 
 
-def _earlier(path: str, gpu: str | None) -> Calibration:
+_CALIBRATING = ("bandwidth", "decode")
+"""Sections of which one must run before there is a calibration."""
+
+
+def _refuse_save(path: str, sections: tuple[str, ...] | None) -> None:
+    """Raise before minutes of measuring where the file could not be written after them.
+
+    Raises:
+        InputError: no such folder, it may not be written, or nothing would be measured that a calibration holds.
+    """
+    if sections is not None and not set(sections) & set(_CALIBRATING):
+        raise InputError(
+            "these sections measure nothing that a calibration holds", where="--save",
+            hint="leave --only out, or add bandwidth to it",
+        )  # fmt: skip
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise InputError(f"no folder {printable(folder)}", where="--save", hint="name a file that can be written")
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise InputError(f"cannot write {printable(path)}", where="--save", hint="name a file that can be written")
+
+
+def _earlier(path: str, device: ProbeDevice) -> Calibration:
+    """The calibration that this run is held against.
+
+    Raises:
+        InputError: no such file, or one of another device; SpecError: it is no calibration.
+    """
     from kvplan.planning.calibration import load_calibration
 
     try:
-        return load_calibration(path, gpu)
+        found = load_calibration(path, device.gpu.id if device.gpu else None)
     except KvplanError as error:
         if error.where == "--calibration":
             error.where = "--check"
         raise
+    if device.gpu is None and (found.gpu is not None or found.device != device.name):
+        raise InputError(
+            f"{printable(path)} was measured on {printable(found.device)}, not on {device.name}", where="--check",
+            hint="measure this one with --save FILE first",
+        )  # fmt: skip
+    return found
 
 
 def _save(receipt: Receipt, path: str) -> None:

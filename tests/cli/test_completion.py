@@ -63,3 +63,32 @@ def test_the_script_works_in_bash(tmp_path: Path) -> None:
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == [m for m in model_ids() if m.startswith("llama-3.3")]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
+def test_the_script_works_in_zsh(tmp_path: Path) -> None:
+    """As a file of $fpath, at the first press of the key."""
+    command = tmp_path / "kvplan"
+    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m kvplan "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    (tmp_path / "functions").mkdir()
+    script = f"""
+PATH="{tmp_path}:$PATH"; kvplan completion zsh > {tmp_path}/functions/_kvplan
+zmodload zsh/zpty; zpty z "zsh -f -i"
+zpty -w z 'fpath=({tmp_path}/functions $fpath); autoload -U compinit; compinit -u -D; print READ''Y'
+zpty -r z out '*READY*'
+zpty -w -n z $'print [ ; kvplan plan llama-3.1-8b --gpu h100-nv\t'
+zpty -r z more '*h100-nvl*' && print found
+"""
+    done = subprocess.run(["zsh", "-f", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip().endswith("found"), done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish here")
+def test_the_script_works_in_fish(tmp_path: Path) -> None:
+    command = tmp_path / "kvplan"
+    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m kvplan "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    script = f'set -x PATH {tmp_path} $PATH; kvplan completion fish | source; complete -C "kvplan plan x --gpu h100-nv"'
+    done = subprocess.run(["fish", "-N", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["h100-nvl"], done.stderr

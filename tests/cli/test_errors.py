@@ -264,12 +264,6 @@ class TestHelp:
         for verb in app_module.VERBS:
             assert verb in done.out
 
-    @pytest.mark.parametrize("example", [line for line, _ in app_module.EXAMPLES])
-    def test_every_example_of_the_start_page_works(self, run: Run, example: str) -> None:
-        done = run(*example.split())
-        assert done.status == 0, done.err
-        assert done.out
-
     @pytest.mark.parametrize("words", [(), *((verb,) for verb in app_module.VERBS)])
     @pytest.mark.parametrize("flag", ["--help", "-h"])
     def test_help_is_plain_text_on_stdout(self, run: Run, words: tuple[str, ...], flag: str) -> None:

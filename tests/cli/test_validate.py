@@ -60,6 +60,11 @@ def test_without_the_extra_one_line_says_how_to_get_it(
         (("--device", "cpu", "--check", "/nowhere/file.json"), "--check: cannot read"),
         (("--device", "cpu", "-tp", "3"), "--tensor-parallel-size"),
         (("--device", "cpu", "--only", "blocks", "--save", "x.json"), "--save"),
+        (("--device", "cpu", "--save", "nowhere/x.json"), "--save: no folder nowhere"),
+        (("--device", "cpu", "--save", "."), "--save: cannot write ."),
+        (("--device", "cpu", "--only", ","), "names no section"),
+        (("--device", "cpu", "--only", "distributed"), "nothing to measure for distributed"),
+        (("--device", "cpu", "--only", "fill"), "nothing to measure for fill"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -177,3 +182,19 @@ def test_a_plan_does_not_load_the_probe(spawn: Run) -> None:
     )
     done = spawn("plan", "llama-3.1-8b", "--gpu", "h200-sxm", "--json", "-o", "/dev/null", code=code)
     assert done.out.strip().endswith("[]")
+
+
+@needs_torch
+def test_a_calibration_of_another_device_is_not_drift(run: Run, tmp_path: Path) -> None:
+    """A CPU is no slower H200: the file is refused before anything is measured."""
+    figure = {"value": 4.6e12, "low": 4.6e12, "high": 4.6e12, "samples": 3}
+    path = tmp_path / "h200.json"
+    data = {
+        "schema": "kvplan.calibration/1", "date": "2026-11-30", "device": {"name": "NVIDIA H200", "gpu": "h200-sxm"},
+        "software": {}, "read_bytes_per_second": figure,
+    }  # fmt: skip
+    path.write_text(json.dumps(data), encoding="utf-8")
+    message, hint = one_line_error(run("validate", "llama-3.2-1b", "--device", "cpu", "--check", str(path)))
+    assert "--check" in message
+    assert "was measured on NVIDIA H200, not on" in message
+    assert "--save" in hint
