@@ -5,7 +5,7 @@ A section is a module with ``measure(session: Session) -> list[Row]``. It takes 
 allocated and never holds more than ``session.limits.max_bytes``. `run` calls the sections one by one.
 
 ===================  ================================================================================
-`receipt`            a row (predicted beside measured) and its verdict
+`receipt`, `schema`  a row (predicted beside measured) and its verdict; the JSON Schema of a receipt
 `session`            what a section gets: device, layout, limits, progress, figures for a calibration
 `run`                a whole run: sections, limits, refusals, the receipt
 `extras`, `nvml`     torch and NVML, imported on use; what the driver says of the cards

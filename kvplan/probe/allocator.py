@@ -40,11 +40,6 @@ class Reservation(NamedTuple):
     """``torch.cuda.memory_reserved``, and what the driver counts: segments are multiples of its 2 MiB pages."""
     segments: int
 
-    @property
-    def rounding_bytes(self) -> int:
-        """Reserved beyond what was asked for."""
-        return self.reserved_bytes - self.requested_bytes
-
 
 def round_size(num_bytes: int) -> int:
     """A tensor's size as the allocator counts it."""

@@ -48,7 +48,12 @@ def _measure(session: Session, device: Any) -> list[Row]:
     for layer, mixer in _mixers(session):
         session.say(f"correctness, {layer.kind}")
         built = build_mixer(shortened(mixer), session.seed, device)
-        if built is not None:
+        if built is None:
+            note = "layers of this kind are allocated and counted, not run"
+            rows.append(
+                row("correctness", f"{layer.kind}: not run", predicted=None, measured=None, unit="ratio", note=note)
+            )
+        else:
             rows += _equal(layer.kind, built, session)
     plain = next(((x, m) for x, m in _mixers(session) if x.kind in ("full", "mla")), None)
     if plain is not None:

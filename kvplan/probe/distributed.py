@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.errors import InputError
 from kvplan.probe import extras, fit
+from kvplan.probe.allocator import expandable_segments, reserve
 from kvplan.probe.layout import RankLayout, model_layout
 from kvplan.probe.memory import Shape, allocated, page_shapes, planned_bytes
 from kvplan.probe.receipt import Row, median, row
@@ -63,6 +64,9 @@ def measure(session: Session) -> list[Row]:
         )  # fmt: skip
     group = _join(session)
     try:
+        # one figure for all: ranks that sized their work by their own free memory would send different messages
+        agreed = min(_gathered(session.limits.max_bytes, group))
+        session.limits = session.limits._replace(max_bytes=agreed)
         rows = _held(session, group)
         rows += _replicated(session, group)
         found, line = _messages(session, group)
@@ -99,23 +103,27 @@ def _blocks(session: Session, layout: RankLayout) -> int:
 
 
 def _held(session: Session, group: Group) -> list[Row]:
-    """Each rank's shard of the cache, allocated and counted."""
+    """Each rank's shard of the cache, allocated: bytes of its tensors, and on a GPU what the allocator counts."""
     session.say("distributed, caches")
     layout, device = session.layout, session.device
     blocks = _blocks(session, layout)
-    predicted = planned_bytes(layout, blocks)
-    with allocated(device, page_shapes(layout, blocks)) as held:
+    shapes = page_shapes(layout, blocks)
+    with allocated(device, shapes) as held:
         mine = (None, None) if isinstance(held, str) else (held.storage_bytes, held.allocated_bytes)
+    note = f"{blocks:,} blocks of {layout.block_size} tokens; {_heads(layout)} KV heads a layer"
+    counted = reserve((s.num_bytes for s in shapes), expandable=expandable_segments()).allocated_bytes
     rows = []
-    for rank, (storage, counted) in enumerate(_gathered(mine, group)):
-        measured = storage if device.kind == "cpu" else counted
-        rows.append(
-            row(
-                "distributed", f"cache on rank {rank}", predicted=predicted, measured=measured, unit="bytes",
-                tolerance=0.0,
-                note=f"{blocks:,} blocks of {layout.block_size} tokens; {_heads(layout)} KV heads a layer",
-            )
-        )  # fmt: skip
+    for rank, (storage, given) in enumerate(_gathered(mine, group)):
+        for what, predicted, measured in (
+            ("", planned_bytes(layout, blocks), storage), (": allocated", counted, given),
+        ):  # fmt: skip
+            if not what or device.is_cuda:
+                rows.append(
+                    row(
+                        "distributed", f"cache on rank {rank}{what}", predicted=predicted, measured=measured,
+                        unit="bytes", tolerance=0.0, note=note,
+                    )
+                )  # fmt: skip
     return rows
 
 
@@ -176,15 +184,17 @@ def _messages(session: Session, group: Group) -> tuple[list[Row], Line | None]:
         points = []
         for size in sizes:
             session.say(f"distributed, {name} of {human_bytes(size)}")
-            send = torch.zeros(size // 4, dtype=torch.float32, device=session.device.torch_device)
+            elements = size // 4 // group.size * group.size  # every rank sends every other an equal share
+            send = torch.zeros(elements, dtype=torch.float32, device=session.device.torch_device)
             receive = torch.empty_like(send)
             mine = _samples(session, _repeated(call, send, receive), INNER)
             samples = [max(values) for values in zip(*_gathered(mine, group), strict=True)]
-            points.append((moved * size, median(samples)))
+            carried = moved * 4 * elements
+            points.append((carried, median(samples)))
             predicted = None
             if not isinstance(stated, str) and session.device.is_cuda:
-                predicted = stated.rates.link_seconds + moved * size / stated.rates.link_bandwidth
-            rate = moved * size / points[-1][1] / 1e9
+                predicted = stated.rates.link_seconds + carried / stated.rates.link_bandwidth
+            rate = carried / points[-1][1] / 1e9
             rows.append(
                 row(
                     "distributed", f"{name}, {human_bytes(size)}", predicted=predicted, measured=samples, unit="s",

@@ -85,8 +85,12 @@ def _context(device: ProbeDevice) -> list[Row]:
 
 
 def device_payload(device: ProbeDevice) -> dict[str, Any]:
-    """The device as the receipt and ``gpus detect`` give it: what torch, NVML and the catalog say."""
+    """The device as the receipt gives it: what torch, NVML and the catalog say.
+
+    Receipts are published, so the card's UUID and the ids of other processes stay out of them.
+    """
     known = device.nvml
+    private = ("uuid", "processes")
     return {
         "kind": device.kind,
         "index": device.index,
@@ -99,7 +103,7 @@ def device_payload(device: ProbeDevice) -> dict[str, Any]:
         "compute_capability": device.compute_capability,
         "multiprocessors": device.multiprocessors,
         "cache_bytes": device.l2_bytes,
-        "nvml": nvml_payload(known) if known else None,
+        "nvml": {k: v for k, v in nvml_payload(known).items() if k not in private} if known else None,
     }
 
 

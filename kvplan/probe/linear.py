@@ -128,7 +128,7 @@ def _crossing(session: Session, layers: Sequence[Layer]) -> list[Row]:
     kernels = sum(len(layer.matrices) for layer in used)
     late = kernels * line.latency_seconds.value
     session.say("crossing of weights and products")
-    times = [(batch, median(_layer_products(session, used, batch)) - late) for batch in _LADDER]
+    times = [(batch, median(layer_products(session, used, batch)) - late) for batch in _LADDER]
     goal = times[0][1] * 2 ** (1 / setup.rates.softness)
     found = None
     for (low, before), (high, after) in pairwise(times):
@@ -144,7 +144,8 @@ def _crossing(session: Session, layers: Sequence[Layer]) -> list[Row]:
     ]  # fmt: skip
 
 
-def _layer_products(session: Session, layers: Sequence[Layer], batch: int) -> list[float]:
+def layer_products(session: Session, layers: Sequence[Layer], batch: int) -> list[float]:
+    """Seconds of the products of all `layers`, one after the other, on `batch` rows; a figure a sample."""
     import torch
 
     widths = {m.shape[1] for layer in layers for m in layer.matrices}

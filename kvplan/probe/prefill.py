@@ -107,7 +107,7 @@ def _time_layers(session: Session, layers: list[stack.Layer], shape: HeadShape, 
         for layer in layers:
             stack.run_layer(layer, scratch, attend)
 
-    return timing.sample(session.device, work, samples=max(3, session.limits.samples // 2), graph=False)
+    return timing.sample(session.device, work, samples=max(3, session.limits.samples // 2))
 
 
 def _prompt_row(session: Session, tokens: int, seconds: list[float], layers: list[stack.Layer], uniform: bool) -> Row:

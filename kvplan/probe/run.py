@@ -44,6 +44,8 @@ STEPS: tuple[tuple[str, str, str], ...] = (
     ("prefill", "kvplan.probe.prefill", "measure"),
 )
 """(section, module, function), in the order in which they run: later ones use the ceilings of earlier ones."""
+LONG = {"kvplan.probe.ram": "decode in RAM", "kvplan.probe.step": "decode step", "kvplan.probe.prefill": "prompt"}
+"""Modules whose preparation alone takes seconds: they are not begun once the time is up."""
 FILL = ("fill", "kvplan.probe.fill", "measure")
 DISTRIBUTED = ("distributed", "kvplan.probe.distributed", "measure")
 
@@ -241,6 +243,11 @@ def validate(
     try:
         for section, module, function in steps:
             say(section)
+            if module in LONG and limits.seconds_left <= 0:
+                note = "not begun: the time was up"
+                rows.append(row(section, LONG[module], predicted=None, measured=None, unit="s", note=note))
+                complete, done = False, done + 1
+                continue
             if section == "attention" and session.limits.slow:
                 share = ATTENTION_SHARE * limits.seconds_left
                 session.limits = limits._replace(deadline=time.monotonic() + share)
@@ -283,8 +290,23 @@ def _steps(request: Request) -> list[tuple[str, str, str]]:
     if world_size() > 1:
         steps = [STEPS[0], DISTRIBUTED]
     if request.sections is not None:
+        _refuse_absent(request.sections, {s[0] for s in steps})
         steps = [s for s in steps if s[0] in request.sections]
     return steps
+
+
+def _refuse_absent(asked: tuple[str, ...], there: set[str]) -> None:
+    """Raise where sections are asked for that this run does not have."""
+    for name in asked:
+        if name in there or name == "drift":  # drift is worked out from the others
+            continue
+        if name == "distributed":
+            hint = "start it under torchrun: torchrun --nproc-per-node 2 -m kvplan validate ..."
+        elif name == "fill":
+            hint = "add --fill: it takes all free memory of the GPU for moments"
+        else:
+            hint = "under torchrun there are device and distributed; run the others without it"
+        raise InputError(f"nothing to measure for {name} in this run", where="--only", hint=hint)
 
 
 def world_size() -> int:

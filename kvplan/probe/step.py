@@ -65,10 +65,6 @@ class Held:
     pools: dict[HeadShape, PagedKv] = field(default_factory=dict)
     """Pages of all layers with this attention."""
 
-    def using(self, shape: HeadShape) -> list[int]:
-        """Layers with this attention."""
-        return [i for i, layer in enumerate(self.layers) if layer.head == shape]
-
 
 def measure(session: Session) -> list[Row]:
     """Rows of single kernels, of the grid, and how far predictions lie off; sets ``figures`` but for attention."""
@@ -76,7 +72,7 @@ def measure(session: Session) -> list[Row]:
         return [row("decode", "decode step", predicted=None, measured=None, unit="s", note=reason)]
     held = hold(session)
     rows = linear.measure(session, held.layers, held.head)
-    rows.append(_between(session))
+    rows.append(_between(session, held))
     points = []
     for batch, context in _grid(session, held):
         if session.limits.seconds_left <= 0:
@@ -235,38 +231,88 @@ def _bound(
     return attend
 
 
-def _between(session: Session) -> Row:
-    """Norms, rotary positions and gate of one layer, on activations that stay in the cache; sets ``layer_seconds``."""
+def _between(session: Session, held: Held) -> Row:
+    """Norms, rotary positions and gate of one layer; sets ``layer_seconds``."""
     from kvplan.probe.session import MeasuredFigure
 
+    in_place = session.device.is_cuda and not any(x.experts or x.state_elements for x in held.layers)
+    batches = _BETWEEN if session.device.is_cuda else _BETWEEN[:1]
+    session.say("between the kernels of a layer")
+    found = [_in_place(session, held, b) if in_place else _alone(session, b) for b in batches]
+    middle = found[len(found) // 2]
+    session.figures.layer_seconds = MeasuredFigure.of(middle)
+    stated = session.speed()
+    predicted = None if isinstance(stated, str) else stated.rates.layer_seconds
+    how = "layers without attention, less their products alone" if in_place else "on their own"
+    by = ", ".join(f"{b}: {median(one) * 1e6:.1f} us" for b, one in zip(batches, found, strict=True))
+    return row(
+        "decode", "between the kernels of a layer", predicted=predicted, measured=middle, unit="s",
+        note=f"two norms with residuals, rotary positions, gate; {how}; by batch {by}; predicted is what the package "
+        "states for engines",
+    )  # fmt: skip
+
+
+_BETWEEN = (1, 8, 64)
+"""Batches of which the middle one counts."""
+
+
+def _in_place(session: Session, held: Held, batch: int) -> list[float]:
+    """What a layer takes besides its products and its attention.
+
+    Products go over more weights than the last-level cache holds, so residuals, norms and positions come from memory
+    again: on one H200 that makes these kernels half as slow again as on activations that stay in the cache.
+    """
+    device, hidden = session.device, session.layout.spec.hidden_size
+    dims = [layer.head.head_dim for layer in held.layers if layer.head is not None]
+    scratch = stack.Scratch.of(batch, hidden, max(dims, default=2), device.torch_device)
+    skips: dict[HeadShape, Callable[[torch.Tensor], torch.Tensor]] = {}
+    for shape in {layer.head for layer in held.layers if layer.head is not None}:
+        q = torch.empty((batch, shape.query_heads, shape.head_dim), dtype=stack.DTYPE, device=device.torch_device)
+        out = torch.randn((batch, shape.query_heads * shape.head_dim_v), device=device.torch_device).to(stack.DTYPE)
+        skips[shape] = _skipping(q, out, scratch)
+
+    def layers() -> None:
+        for layer in held.layers:
+            stack.run_layer(layer, scratch, skips[layer.head] if layer.head is not None else None)
+
+    samples = max(3, session.limits.samples // 2)
+    alone = median(linear.layer_products(session, held.layers, batch))
+    return [max(0.0, t - alone) / len(held.layers) for t in timing.sample(device, layers, samples=samples)]
+
+
+def _skipping(q: torch.Tensor, out: torch.Tensor, scratch: stack.Scratch) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An attention that only turns its queries, where it does."""
+
+    def attend(y: torch.Tensor) -> torch.Tensor:
+        if y.shape[1] >= q.shape[1] * q.shape[2]:
+            between.rotate(y, scratch.turn, q)
+        return out
+
+    return attend
+
+
+def _alone(session: Session, batch: int) -> list[float]:
+    """The same kernels on activations that stay in the cache."""
     device, spec = session.device, session.layout.spec
     shape = next((s for _, m in spec.mixers() if (s := head_shape(m)) is not None), None)
     dim, heads = (shape.head_dim, shape.query_heads) if shape else (128, max(1, spec.hidden_size // 128))
     ffns = [getattr(f, "intermediate_size", 0) for b in spec.blocks.values() for f in b.ffns]
     wide = max(ffns, default=spec.hidden_size)
-    chains, found = 8 if device.is_cuda else 1, []
-    for batch in (1, 8, 64) if device.is_cuda else (1, 4):
-        scratch = stack.Scratch.of(batch, spec.hidden_size, dim, device.torch_device)
-        norm = torch.ones(spec.hidden_size, dtype=stack.DTYPE, device=device.torch_device)
-        y = torch.randn((batch, max(2 * wide, heads * dim)), device=device.torch_device).to(stack.DTYPE)
-        q = torch.empty((batch, heads, dim), dtype=stack.DTYPE, device=device.torch_device)
-        out = torch.empty((batch, wide), dtype=stack.DTYPE, device=device.torch_device)
+    chains = 8 if device.is_cuda else 1
+    scratch = stack.Scratch.of(batch, spec.hidden_size, dim, device.torch_device)
+    norm = torch.ones(spec.hidden_size, dtype=stack.DTYPE, device=device.torch_device)
+    y = torch.randn((batch, max(2 * wide, heads * dim)), device=device.torch_device).to(stack.DTYPE)
+    q = torch.empty((batch, heads, dim), dtype=stack.DTYPE, device=device.torch_device)
+    out = torch.empty((batch, wide), dtype=stack.DTYPE, device=device.torch_device)
 
-        def work(scratch: Any = scratch, norm: Any = norm, y: Any = y, q: Any = q, out: Any = out) -> None:
-            for _ in range(chains):
-                between.add_norm(scratch.x, scratch.rest, norm, scratch.normed)
-                between.rotate(y, scratch.turn, q)
-                between.add_norm(scratch.x, scratch.rest, norm, scratch.normed)
-                between.gate(y[:, : 2 * wide].contiguous() if y.shape[1] > 2 * wide else y, out)
+    def work() -> None:
+        for _ in range(chains):
+            between.add_norm(scratch.x, scratch.rest, norm, scratch.normed)
+            between.rotate(y, scratch.turn, q)
+            between.add_norm(scratch.x, scratch.rest, norm, scratch.normed)
+            between.gate(y[:, : 2 * wide].contiguous() if y.shape[1] > 2 * wide else y, out)
 
-        found += timing.sample(device, work, samples=max(3, session.limits.samples // 2), per=chains)
-    session.figures.layer_seconds = MeasuredFigure.of(found)
-    stated = session.speed()
-    predicted = None if isinstance(stated, str) else stated.rates.layer_seconds
-    return row(
-        "decode", "between the kernels of a layer", predicted=predicted, measured=found, unit="s",
-        note="two norms with residuals, rotary positions, gate; predicted is what the package states for engines",
-    )  # fmt: skip
+    return timing.sample(device, work, samples=max(3, session.limits.samples // 2), per=chains)
 
 
 def predicted_seconds(setup: Setup | str, batch: int, context: int) -> float | None:

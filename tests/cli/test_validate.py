@@ -191,7 +191,7 @@ def test_a_calibration_of_another_device_is_not_drift(run: Run, tmp_path: Path) 
     path = tmp_path / "h200.json"
     data = {
         "schema": "kvplan.calibration/1", "date": "2026-11-30", "device": {"name": "NVIDIA H200", "gpu": "h200-sxm"},
-        "software": {}, "read_bytes_per_second": figure,
+        "software": {"kvplan": "0.1.0"}, "read_bytes_per_second": figure,
     }  # fmt: skip
     path.write_text(json.dumps(data), encoding="utf-8")
     message, hint = one_line_error(run("validate", "llama-3.2-1b", "--device", "cpu", "--check", str(path)))

@@ -222,3 +222,24 @@ def test_an_interruption_frees_and_gives_back_what_was_measured(monkeypatch: pyt
     assert [r.section for r in so_far[0].rows] == ["device", "device"]
     assert so_far[0].complete is False
     assert released
+
+
+def test_once_the_time_is_up_nothing_long_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that others keep busy a quick run still ends, and says what it left out."""
+    monkeypatch.setattr(run, "QUICK_SECONDS", 0.0)
+    request = run.Request(
+        find_model("llama-3.2-1b"), "vllm", {}, detect("cpu"), 128 << 20, quick=True, sections=("decode", "prefill")
+    )
+    receipt = run.validate(request)
+    assert [(r.name, r.measured) for r in receipt.rows] == [
+        ("decode in RAM", None), ("decode step", None), ("prompt", None),
+    ]  # fmt: skip
+    assert not receipt.complete
+    assert "the time was up" in receipt.warnings[0]
+
+
+def test_kinds_that_are_not_run_are_named() -> None:
+    rows = {r.name: r for r in correctness.measure(session_of("deepseek-v4-flash"))}
+    left_out = [name for name, r in rows.items() if name.endswith(": not run") and r.passed is None and r.note]
+    assert left_out
+    assert any("compressed" in name or "csa" in name or "hca" in name for name in left_out), left_out

@@ -191,6 +191,8 @@ for fmt, shape, page, config, slots in (
     ("int8_per_token_head", latent, 64, Config(False, 64, 4, 3, 4), 1),
     ("int4_g32", gqa, 64, Config(True, 64, 4, 3, 4), 40), ("int4_g32", gqa, 16, Config(False, 64, 4, 3, 4, True), 1),
     ("int4_g32", HeadShape(4, 1, 64, 64), 64, Config(True, 64, 4, 3, 4, True), 40),
+    ("int4_g32", HeadShape(4, 2, 256, 256), 64, Config(True, 32, 1, 3, 4), 40),
+    ("int4_g32", HeadShape(4, 2, 256, 256), 16, Config(False, 32, 1, 3, 4, True), 1),
     ("int4_g32", latent, 64, Config(False, 32, 4, 2, 4), 20),
 ):
     pool, table, lens, q = problem(shape, fmt, page)

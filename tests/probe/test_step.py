@@ -125,13 +125,34 @@ def test_a_step_runs_through_every_kind_of_layer(name: str) -> None:
     assert not torch.equal(scratch.rest, before)
 
 
+def test_what_a_layer_takes_besides_products_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of 12 ms, of which 10 ms are products: 1 ms each; the layers did run, norms and all."""
+    session = session_of(small())
+    held = step.hold(session)
+    ran: list[int] = []
+
+    def sample(device: object, work: Any, **how: Any) -> list[float]:
+        work()
+        ran.append(1)
+        return [0.012] * 3
+
+    monkeypatch.setattr(step.timing, "sample", sample)
+    monkeypatch.setattr(linear, "layer_products", lambda session, layers, batch: [0.009, 0.010, 0.011])
+    calls: list[int] = []
+    norm = between.add_norm
+    monkeypatch.setattr(between, "add_norm", lambda *args: (calls.append(1), norm(*args))[1])
+    assert step._in_place(session, held, 2) == pytest.approx([0.001] * 3)
+    assert len(ran) == 1
+    assert len(calls) == 2 * len(held.layers)
+
+
 def test_the_sections_fill_a_calibration() -> None:
     session = session_of(small())
     session.figures.read_bytes_per_second = rate = MeasuredFigure(1e10, 9e9, 1.1e10, 3)
     session.figures.attention["16"] = MeasuredLine(rate, MeasuredFigure(1e-4, 1e-4, 1e-4, 1), 0.1)
     held = step.hold(session)
     rows = linear.measure(session, held.layers, held.head)
-    rows.append(step._between(session))
+    rows.append(step._between(session, held))
     assert session.figures.matmul_flops["16"].value > 1e8
     assert session.figures.layer_seconds is not None
     assert session.figures.layer_seconds.value > 0

@@ -187,7 +187,7 @@ def _tried(work: Workload, several: bool) -> list[tuple[Config, int]]:
             return []
         wide = shape.query_heads > 64 and work.pool.format != "int4_g32"  # unpacked rows take too much shared memory
         configs = _LATENT_WIDE if wide else _LATENT
-    elif work.pool.format == "int4_g32" and shape.head_dim not in (64, 128):
+    elif work.pool.format == "int4_g32" and shape.head_dim not in (64, 128, 256):
         return []
     if shape.head_dim > 128 and not shape.latent:  # tiles of wide heads take less shared memory with fewer stages
         configs = tuple(c._replace(stages=min(c.stages, 3), tile=32) for c in configs)

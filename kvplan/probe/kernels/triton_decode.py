@@ -24,6 +24,9 @@ def heads_as_rows(
     """Scores as [heads, tokens]. Shapes: q [seq, kv head x GROUP, D]; pages as `store.PagedKv` lays them out."""
     pid = tl.program_id(0)
     head, split, seq = pid % HEADS, pid // HEADS % splits, pid // (HEADS * splits)
+    # first of all: which pages are read hangs on it
+    length = tl.load(lens_ptr + seq)
+    first, last = split_bounds(length, split, splits, BN)
     heads, tokens = tl.arange(0, GROUP_PAD), tl.arange(0, BN)
     dims, vdims = tl.arange(0, D_PAD), tl.arange(0, DV_PAD)
     rows = (seq * HEADS + head) * GROUP + heads
@@ -31,8 +34,6 @@ def heads_as_rows(
     q = tl.load(q_ptr + rows[:, None] * D + dims[None, :], mask=keep[:, None] & (dims < D)[None, :], other=0.0)
     kind = q.dtype if FORMAT == 0 else tl.float16
     q = q.to(kind)
-    length = tl.load(lens_ptr + seq)
-    first, last = split_bounds(length, split, splits, BN)
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, DV_PAD], tl.float32)
@@ -76,6 +77,9 @@ def tokens_as_rows(
     """Scores as [tokens, heads]; arguments as in `heads_as_rows`."""
     pid = tl.program_id(0)
     head, split, seq = pid % HEADS, pid // HEADS % splits, pid // (HEADS * splits)
+    # first of all: which pages are read hangs on it
+    length = tl.load(lens_ptr + seq)
+    first, last = split_bounds(length, split, splits, BN)
     heads, tokens = tl.arange(0, GROUP_PAD), tl.arange(0, BN)
     dims, vdims = tl.arange(0, D_PAD), tl.arange(0, DV_PAD)
     rows = (seq * HEADS + head) * GROUP + heads
@@ -83,8 +87,6 @@ def tokens_as_rows(
     q = tl.load(q_ptr + rows[None, :] * D + dims[:, None], mask=keep[None, :] & (dims < D)[:, None], other=0.0)
     kind = q.dtype if FORMAT == 0 else tl.float16
     q = q.to(kind)
-    length = tl.load(lens_ptr + seq)
-    first, last = split_bounds(length, split, splits, BN)
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([DV_PAD, GROUP_PAD], tl.float32)

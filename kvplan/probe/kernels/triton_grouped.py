@@ -72,31 +72,41 @@ def grouped(
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BN: tl.constexpr, SPLIT: tl.constexpr, COLUMNS: tl.constexpr, SCALE_V: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Decode attention for heads of 64 or 128 elements; `COLUMNS`: tokens as rows, heads as columns."""
+    """Decode attention for heads of 64, 128 or 256 elements; `COLUMNS`: tokens as rows, heads as columns."""
     pid = tl.program_id(0)
     head, split, seq = pid % HEADS, pid // HEADS % splits, pid // (HEADS * splits)
+    # first of all: which pages are read hangs on it
+    length = tl.load(lens_ptr + seq)
+    first, last = split_bounds(length, split, splits, BN)
     heads, tokens, byte = tl.arange(0, GROUP_PAD), tl.arange(0, BN), tl.arange(0, 32)
     rows = (seq * HEADS + head) * GROUP + heads
     keep = heads < GROUP
     groups: tl.constexpr = D // 32
     q0, o0 = _query(q_ptr, rows, keep, 0, D, COLUMNS)
     q1, o1 = _query(q_ptr, rows, keep, 1, D, COLUMNS)
-    q2, o2 = _query(q_ptr, rows, keep, groups - 2, D, COLUMNS)
-    q3, o3 = _query(q_ptr, rows, keep, groups - 1, D, COLUMNS)
-    length = tl.load(lens_ptr + seq)
-    first, last = split_bounds(length, split, splits, BN)
+    if groups >= 4:
+        q2, o2 = _query(q_ptr, rows, keep, 2, D, COLUMNS)
+        q3, o3 = _query(q_ptr, rows, keep, 3, D, COLUMNS)
+    if groups == 8:
+        q4, o4 = _query(q_ptr, rows, keep, 4, D, COLUMNS)
+        q5, o5 = _query(q_ptr, rows, keep, 5, D, COLUMNS)
+        q6, o6 = _query(q_ptr, rows, keep, 6, D, COLUMNS)
+        q7, o7 = _query(q_ptr, rows, keep, 7, D, COLUMNS)
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     a0 = tl.zeros([32, GROUP_PAD] if COLUMNS else [GROUP_PAD, 32], tl.float32)
-    a1, a2, a3 = a0, a0, a0
+    a1, a2, a3, a4, a5, a6, a7 = a0, a0, a0, a0, a0, a0, a0
     for tile in range(first, last):
         at, slot = place(table_ptr + seq.to(tl.int64) * table_stride, tile, tokens, head, HEADS, PAGE, BN)
         k_at = k_ptr + at[:, None] * (PAGE * D // 2) + slot[:, None] * (D // 2) + byte[None, :]
         v_at = v_ptr + at[None, :] * (PAGE * D // 2) + slot[None, :] + byte[:, None] * PAGE
         scales = at * (groups * PAGE) + slot
         s = _score(k_at, ks_ptr + scales, PAGE, q0, o0, q1, o1, COLUMNS, ASM)
-        if groups == 4:
+        if groups >= 4:
             s += _score(k_at + 32, ks_ptr + scales + 2 * PAGE, PAGE, q2, o2, q3, o3, COLUMNS, ASM)
+        if groups == 8:
+            s += _score(k_at + 64, ks_ptr + scales + 4 * PAGE, PAGE, q4, o4, q5, o5, COLUMNS, ASM)
+            s += _score(k_at + 96, ks_ptr + scales + 6 * PAGE, PAGE, q6, o6, q7, o7, COLUMNS, ASM)
         inside = tile * BN + tokens < length
         s = tl.where(inside[:, None] if COLUMNS else inside[None, :], s * scale, float("-inf"))
         top = tl.maximum(peak, tl.max(s, 0 if COLUMNS else 1))
@@ -105,13 +115,19 @@ def grouped(
         total = total * shrink + tl.sum(p, 0 if COLUMNS else 1)
         peak = top
         a0, a1 = _add(v_at, vs_ptr + scales, PAGE, p, a0, a1, shrink, COLUMNS, SCALE_V, ASM)
-        if groups == 4:
+        if groups >= 4:
             a2, a3 = _add(v_at + 32 * PAGE, vs_ptr + scales + 2 * PAGE, PAGE, p, a2, a3, shrink, COLUMNS, SCALE_V, ASM)
+        if groups == 8:
+            a4, a5 = _add(v_at + 64 * PAGE, vs_ptr + scales + 4 * PAGE, PAGE, p, a4, a5, shrink, COLUMNS, SCALE_V, ASM)
+            a6, a7 = _add(v_at + 96 * PAGE, vs_ptr + scales + 6 * PAGE, PAGE, p, a6, a7, shrink, COLUMNS, SCALE_V, ASM)
     if SPLIT:
         tl.store(lse_ptr + rows * splits + split, peak + tl.log2(total), mask=keep)
     _finish(a0, a1, 0, total, rows, keep, split, part_ptr, lse_ptr, out_ptr, D, splits, SPLIT, COLUMNS)
-    if groups == 4:
+    if groups >= 4:
         _finish(a2, a3, 64, total, rows, keep, split, part_ptr, lse_ptr, out_ptr, D, splits, SPLIT, COLUMNS)
+    if groups == 8:
+        _finish(a4, a5, 128, total, rows, keep, split, part_ptr, lse_ptr, out_ptr, D, splits, SPLIT, COLUMNS)
+        _finish(a6, a7, 192, total, rows, keep, split, part_ptr, lse_ptr, out_ptr, D, splits, SPLIT, COLUMNS)
 
 
 @triton.jit

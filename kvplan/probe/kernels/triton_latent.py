@@ -22,6 +22,9 @@ def latent(
     blocks: tl.constexpr = (GROUP + GROUP_PAD - 1) // GROUP_PAD
     pid = tl.program_id(0)
     block, split, seq = pid % blocks, pid // blocks % splits, pid // (blocks * splits)
+    # first of all: which pages are read hangs on it
+    length = tl.load(lens_ptr + seq)
+    first, last = split_bounds(length, split, splits, BN)
     width: tl.constexpr = LORA + ROPE
     heads, tokens = block * GROUP_PAD + tl.arange(0, GROUP_PAD), tl.arange(0, BN)
     dims, turns = tl.arange(0, LORA), LORA + tl.arange(0, ROPE_PAD)
@@ -31,8 +34,6 @@ def latent(
     qr = tl.load(q_ptr + rows[:, None] * width + turns[None, :], mask=inside, other=0.0)
     kind = q.dtype if FORMAT == 0 else tl.float16
     q, qr = q.to(kind), qr.to(kind)
-    length = tl.load(lens_ptr + seq)
-    first, last = split_bounds(length, split, splits, BN)
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, LORA], tl.float32)
@@ -78,6 +79,9 @@ def latent_grouped(
     blocks: tl.constexpr = (GROUP + GROUP_PAD - 1) // GROUP_PAD
     pid = tl.program_id(0)
     block, split, seq = pid % blocks, pid // blocks % splits, pid // (blocks * splits)
+    # first of all: which pages are read hangs on it
+    length = tl.load(lens_ptr + seq)
+    first, last = split_bounds(length, split, splits, BN)
     width: tl.constexpr = LORA + 64
     heads, tokens = block * GROUP_PAD + tl.arange(0, GROUP_PAD), tl.arange(0, BN)
     bytes_, turns = tl.arange(0, LORA // 2), tl.arange(0, 32)
@@ -88,8 +92,6 @@ def latent_grouped(
     q1 = tl.load(at_q + dims[None, :] + 32, mask=keep[:, None], other=0.0).to(tl.float16)
     r0 = tl.load(at_q + LORA + turns[None, :], mask=keep[:, None], other=0.0).to(tl.float16)
     r1 = tl.load(at_q + LORA + 32 + turns[None, :], mask=keep[:, None], other=0.0).to(tl.float16)
-    length = tl.load(lens_ptr + seq)
-    first, last = split_bounds(length, split, splits, BN)
     peak = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     a0 = tl.zeros([GROUP_PAD, LORA // 2], tl.float32)
