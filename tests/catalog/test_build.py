@@ -158,9 +158,9 @@ def test_a_list_is_no_model() -> None:
 
 def test_a_gpu_is_built() -> None:
     price = {"low_usd_per_hour": 1.0, "high_usd_per_hour": 2.5, "source": "s", "date": "2026-05"}
-    gpu = gpu_from_plain({**GPU, "price": price, "aliases": ["G"], "nvml_total_bytes": 5})
+    gpu = gpu_from_plain({**GPU, "price": price, "aliases": ["G"], "nvml_total_bytes": 5 << 20})
     assert gpu.price is not None
-    assert (gpu.price.high_usd_per_hour, gpu.aliases, gpu.device_bytes) == (2.5, ("G",), 5)
+    assert (gpu.price.high_usd_per_hour, gpu.aliases, gpu.device_bytes) == (2.5, ("G",), 5 << 20)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,7 @@ def test_a_gpu_is_built() -> None:
         ({"schema": "kvplan.model/1"}, "schema is 'kvplan.model/1', not 'kvplan.gpu/1'"),
         ({"bandwith": 3}, "unexpected key 'bandwith'"),
         ({"datasheet_gb": 0}, "must be above 0"),
+        ({"nvml_total_bytes": 80}, "80 B, is too little for an accelerator"),
         ({"price": {"date": "x"}}, "price: missing 3 required"),
     ],
 )

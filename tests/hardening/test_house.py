@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CODE = ("kvplan", "scripts", "benchmarks", "tests", ".ci")
-MOST_LINES = {"tests": 500}
+MOST_LINES = {"tests": 600}
 """Of a file, 400 where nothing is said: a table of cases is long and yet one thing."""
 MOST_LINES_OF_A_FUNCTION = 70
 GENERATED = "ritten by scripts/"
