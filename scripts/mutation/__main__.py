@@ -137,7 +137,7 @@ def read(store: Path) -> dict[Mutant, dict[str, Any]]:
         json.loads(line)
         for file in ("run.jsonl", "again.jsonl")
         if (store / file).exists()
-        for line in (store / file).open()
+        for line in (store / file).read_text(encoding="utf-8").splitlines()
     ]
     return {Mutant(row["path"], row["site"], row["alternative"]): row for row in rows}
 

@@ -63,6 +63,16 @@ class Tests:
         lines = self.lines(path)
         return set().union(*(lines.get(line, set()) for line in range(first, last + 1)))
 
+    @cache  # noqa: B019
+    def importing(self, path: str) -> frozenset[str]:
+        """Tests of the files that name a module: they may look at what it defines without running a line of it."""
+        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        stated = {known: known.partition("::")[0].replace(".", "/") + ".py" for known in self.seconds}
+        files = {
+            file for file in stated.values() if (ROOT / file).exists() and name in (ROOT / file).read_text("utf-8")
+        }
+        return frozenset(file + "::" + known.partition("::")[2] for known, file in stated.items() if file in files)
+
     def reaching(self, path: str, site: Site, tree: ast.Module) -> list[str]:
         """Tests that can notice a change of a site, in the order they are tried."""
         if site.inside is not None:
@@ -75,6 +85,7 @@ class Tests:
             for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
                 if kind.lineno <= site.node.lineno <= (kind.end_lineno or 0):
                     found |= self.at(path, kind.lineno, kind.end_lineno or 0)
+            found |= self.importing(path)
             if not found:  # nothing names it: whatever runs in this module
                 found = set().union(*(self.at(path, f.lineno + 1, f.end_lineno or 0) for f in _functions(tree)), set())
         words = set(Path(path).with_suffix("").parts[2:]) - {"engine", "__init__"}

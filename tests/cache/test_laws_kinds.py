@@ -170,6 +170,15 @@ def test_parameters_of_compressed_attention() -> None:
     assert weights(replace(V4, q_lora_rank=None), 4096)["indexer_q"] == 64 * 128 * 4096
 
 
+def test_a_layer_that_stores_no_index_key_has_no_indexer() -> None:
+    """Some layers read the indexer of another: heads alone make none, and neither does a size alone."""
+    for mixer in (V32, V4):
+        for other in (replace(mixer, index_head_dim=None), replace(mixer, index_heads=None)):
+            assert not [name for name in weights(other, 4096) if name.startswith("indexer_")]
+    assert len(replace(V32, index_head_dim=None).streams()) == 1
+    assert len(replace(V4, index_head_dim=None).streams()) == 2
+
+
 def test_a_shared_layer_may_carry_no_projections_of_its_own() -> None:
     mixer = EVERY["shared"]
     own = weights(replace(mixer, qkv_bias=True, qk_norm="head"), 2048)

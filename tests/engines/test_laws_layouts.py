@@ -12,6 +12,7 @@ from kvplan.engines import get_engine
 from kvplan.engines.base import Settings
 from kvplan.engines.vllm.backends import forced_block
 from kvplan.engines.vllm.budget_activation import encoder_peaks, vision_parameters
+from kvplan.engines.vllm.states import state_dtypes
 from kvplan.engines.vllm.versions import CHANGES
 from kvplan.errors import InputError, UnsupportedError
 from kvplan.planning.evaluate import evaluate
@@ -163,3 +164,32 @@ def test_the_largest_group_that_divides_a_head(name: str, hint: str) -> None:
     with pytest.raises(UnsupportedError, match="groups of 128 do not divide a head of 64") as caught:
         chosen.check(spec, settings, load_gpu("apple-m4-max"))
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "recurrent"),
+    [
+        ("qwen3.6-27b", "0.33.0", 4), ("qwen3.6-27b", "0.16.0", None), ("qwen3-next-80b-a3b", "0.33.0", None),
+        ("nemotron-3-nano-30b-a3b", "0.33.0", 4),
+    ],
+)  # fmt: skip
+def test_states_follow_the_configuration_where_the_architecture_says_so(
+    name: str, version: str, recurrent: int | None
+) -> None:
+    spec, rules = load_model(name), get_engine(f"vllm@{version}").rules
+    assert state_dtypes(spec, rules) == (2, recurrent)
+    assert state_dtypes(replace(spec, architecture="OtherForCausalLM", recurrent_dtype="fp32"), rules) == (2, None)
+    assert state_dtypes(spec, rules, conv="float32", recurrent="float16") == (4, 2)
+
+
+# ---- SGLang ----
+
+
+def test_requests_take_whole_pages() -> None:
+    """Pages of 64 tokens: a request of 100 takes two, one of 128 as many, one of 129 three."""
+    spec, chosen, settings = served("llama-3.1-8b", "sglang", page_size=64)
+    stages = evaluate(spec, load_gpu("h200-sxm"), chosen, settings).stages
+    have = (4 * 2**30,)
+    tokens = chosen.pool(stages, settings, have).kv_tokens
+    counts = [chosen.requests_at(stages, settings, have, n) for n in (100, 128, 129)]
+    assert counts == [tokens // 128, tokens // 128, tokens // 192]

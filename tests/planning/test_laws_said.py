@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvplan import load_gpu, load_model, plan
+from kvplan.errors import InputError
 from kvplan.planning.evaluate import mix_range, weights_term
 from kvplan.planning.explain import explain
 from kvplan.planning.fit.ask import Ask
@@ -102,3 +103,16 @@ def test_replicas_share_a_rate() -> None:
     assert one.decode.batch > 2
     assert two.decode.batch == one.decode.batch
     assert two.decode.tokens_per_second == pytest.approx(2 * one.decode.tokens_per_second)
+
+
+def test_a_prompt_of_one_token_is_a_prompt() -> None:
+    def asked(prompt: int) -> Ask:
+        lengths = (Distribution(n, 0, n, str(n)) for n in (prompt, 16))
+        return Ask(
+            Lengths(prompt, 16), *lengths, prompt + 16, gpus=("h200-sxm",), engines=("generic",), weights=("bf16",),
+            request_rate=1.0,
+        )  # fmt: skip
+
+    assert fit(load_model("llama-3.1-8b"), asked(1)).rows
+    with pytest.raises(InputError, match="a request without a prompt"):
+        fit(load_model("llama-3.1-8b"), asked(0))

@@ -15,7 +15,7 @@ from kvplan.planning.evaluate import evaluate
 from kvplan.planning.settings import resolve
 from kvplan.planning.speed import decode, prefill, speculation
 from kvplan.planning.speed import work as of
-from kvplan.planning.speed.constants import ENGINES
+from kvplan.planning.speed.constants import ATTENTION_SHARE, ENGINES, LINKS, READ_SHARE
 from kvplan.planning.speed.decode import Layout, Step
 from kvplan.planning.speed.figures import Setup, setup
 from kvplan.planning.speed.prefill import Prompt
@@ -412,19 +412,20 @@ def test_matrix_rates_fall_back_to_what_a_device_has() -> None:
 
 
 def test_rates_of_a_datasheet() -> None:
-    """The shares that ``constants`` states, of 4.8 TB/s and 989.4 TFLOP/s dense."""
+    """Measured shares of 4.8 TB/s, stated ones of 989.4 TFLOP/s dense, one direction of the link."""
     h200, bf16 = load_gpu("h200-sxm"), get_format("bf16")
     found = rates(h200, "generic", bf16, bf16)
     assert found is not None
     bandwidth, flops = h200.bandwidth_bytes_per_second, h200.bf16_flops
     assert bandwidth == 4_800_000_000_000
     assert flops == pytest.approx(989e12, rel=2e-3)
-    assert found.weight_bandwidth == pytest.approx(0.955 * bandwidth)
-    assert found.attention_bandwidth == pytest.approx(0.928 * bandwidth)
+    assert found.weight_bandwidth == pytest.approx(READ_SHARE * bandwidth)
+    assert found.attention_bandwidth == pytest.approx(ATTENTION_SHARE["16"] * bandwidth)
     assert found.matmul_flops == pytest.approx(0.78 * flops)
     assert found.attention_flops == pytest.approx(0.55 * flops)
-    assert found.link_bandwidth == pytest.approx(450e9 * 0.75)  # one direction of NVLink's 900 GB/s
-    assert found.link_seconds == pytest.approx(12e-6)
+    share, seconds = LINKS["nvlink"]
+    assert found.link_bandwidth == pytest.approx(450e9 * share)  # one direction of NVLink's 900 GB/s
+    assert found.link_seconds == pytest.approx(seconds)
     eager = rates(h200, "generic", bf16, bf16, eager=True)
     assert eager is not None
     for name in ("linear_seconds", "attention_seconds", "layer_seconds", "routing_seconds"):
@@ -454,14 +455,14 @@ def test_an_engine_reads_its_share() -> None:
     # llama.cpp's multiprocessors unpack 12 GB a second each, of 132; both limits meet softly
     unpacked = rates(h200, "llama.cpp", bf16, bf16)
     assert unpacked is not None
-    both = (0.955 * 4.8e12, 132 * 12e9)
+    both = (READ_SHARE * 4.8e12, 132 * 12e9)
     assert unpacked.weight_bandwidth == pytest.approx((both[0] ** -3 + both[1] ** -3) ** (-1 / 3))
     assert unpacked.weight_memory == pytest.approx(both[0])
     assert unpacked.prefill_cap == 132 * 0.8e12
     slow = rates(h200, "llama.cpp", bf16, bf16, flash=False)
     assert slow is not None
     assert slow.attention_bandwidth == 290e9
-    assert slow.attention_memory == pytest.approx(0.928 * 4.8e12)
+    assert slow.attention_memory == pytest.approx(ATTENTION_SHARE["16"] * 4.8e12)
 
 
 def test_figures_of_a_plan() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -186,6 +187,7 @@ for fmt, shape, page, config, slots in (
     ("fp16", gqa, 64, Config(False, 64, 4, 3, 4), 1), ("fp16", gqa, 16, Config(True, 64, 4, 3, 4), 40),
     ("fp16", HeadShape(6, 2, 96, 80), 64, Config(False, 32, 4, 3, 4), 40),
     ("fp8_e4m3", gqa, 64, Config(True, 64, 4, 3, 4), 40), ("fp8_e4m3", latent, 64, Config(False, 64, 4, 3, 4), 20),
+    ("fp8_e4m3", gqa, 64, Config(True, 64, 2, 2, 4, early=True), 1),
     ("int8_per_token_head", gqa, 16, Config(True, 64, 4, 3, 4), 1),
     ("int8_per_token_head", gqa, 64, Config(False, 64, 4, 3, 4), 40),
     ("int8_per_token_head", latent, 64, Config(False, 64, 4, 3, 4), 1),
@@ -220,6 +222,57 @@ def test_triton_kernels_in_the_interpreter(tmp_path: Path) -> None:
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths},
     )  # fmt: skip
     assert done.stdout.strip() == "all right", done.stderr[-2000:]
+
+
+def test_an_early_start_is_for_cards_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute capability 9 and later; elsewhere the plain configurations stay, and none twice."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    work = choose.workload(detect("cpu"), GQA, "fp8_e4m3", 2, 64, page=64, max_bytes=1 << 20)
+    monkeypatch.setattr(choose, "triton_runs", lambda device, fmt: True)
+    assert not launch.starts_early(work.q)
+    plain = [path.name for path in choose.paths(work) if path.name.startswith("Triton")]
+    assert plain
+    assert not [name for name in plain if "early start" in name]
+    monkeypatch.setattr(launch, "starts_early", lambda q: True)
+    found = [path.name for path in choose.paths(work) if path.name.startswith("Triton")]
+    assert [name for name in found if "early start" not in name] == plain
+    assert "Triton, tokens x heads, tile 64, 2 warps, 2 stages, early start" in found
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_an_early_start_reads_no_query_or_page_before_the_kernel_before_is_done(
+    early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As compiled for Hopper, which takes no GPU: the wait stands between the length and everything else."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from kvplan.probe.kernels.triton_decode import tokens_as_rows
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    fixed = dict(
+        FORMAT=1, TRANSPOSED=True, HEADS=8, GROUP=4, GROUP_PAD=8, D=128, D_PAD=128, DV=128, DV_PAD=128, PAGE=64, BN=64,
+        SPLIT=False, ASM=True, EARLY=early,
+    )  # fmt: skip
+    kinds = {"q_ptr": "*bf16", "out_ptr": "*bf16", "part_ptr": "*bf16", "lse_ptr": "*bf16", "table_ptr": "*i32",
+             "lens_ptr": "*i32", "k_ptr": "*fp8e4nv", "v_ptr": "*fp8e4nv", "ks_ptr": "*fp8e4nv", "vs_ptr": "*fp8e4nv",
+             "scale": "fp32", "v_scale": "fp32"}  # fmt: skip
+    names = tokens_as_rows.arg_names
+    signature = {name: "constexpr" if name in fixed else kinds.get(name, "i32") for name in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    built = compile(
+        ASTSource(tokens_as_rows, signature, fixed, aligned), target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": 2, "num_stages": 2, **({"launch_pdl": True} if early else {})},
+    )  # fmt: skip
+    marks = re.findall(r"griddepcontrol\.\w+|ld\.global|cp\.async\.c[ag]|st\.global", built.asm["ptx"])
+    if not early:
+        assert not [mark for mark in marks if mark.startswith("grid")]
+        return
+    assert marks.count("griddepcontrol.launch_dependents") == marks.count("griddepcontrol.wait") == 1
+    before, after = marks[: marks.index("griddepcontrol.wait")], marks[marks.index("griddepcontrol.wait") :]
+    assert before == ["griddepcontrol.launch_dependents", "ld.global"]
+    assert {"ld.global", "cp.async.cg", "st.global"} <= set(after)
 
 
 GPU_CASES = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan import plan
+from kvplan.errors import UnsupportedError
 
 MODELS = [
     ("qwen3-next-80b-a3b", "h200-sxm", 4), ("nemotron-h-8b", "h100-sxm", 1), ("llama-3.1-8b", "h100-sxm", 1),
@@ -46,10 +47,60 @@ def test_a_pool_of_given_blocks_says_how_many_a_request_needs() -> None:
     )
 
 
-@pytest.mark.parametrize(("model", "warns"), [("gemma-3-27b", True), ("llama-3.1-8b", False)])
-def test_packed_pages_of_windows_are_a_guess_that_is_said(model: str, warns: bool) -> None:
-    made = plan(model, gpu="h100-sxm", kv_cache_dtype="turboquant_k8v4", max_model_len=8192)
-    assert any("TurboQuant pages of windowed layers" in text for text in made.warnings) is warns
+def test_turboquant_beside_windows_is_refused_as_vllm_refuses_it() -> None:
+    """Since 0.26.0 backends say whether they read windows, and TurboQuant's does not."""
+    given = {"gpu": "h100-sxm", "kv_cache_dtype": "turboquant_k8v4", "max_model_len": 8192}
+    for version in ("0.26.0", "0.33.0"):
+        with pytest.raises(UnsupportedError, match="sliding window not supported") as caught:
+            plan("gemma-3-27b", engine=f"vllm@{version}", **given)
+        assert caught.value.where == "--kv-cache-dtype"
+    assert plan("llama-3.1-8b", engine="vllm@0.33.0", **given).verdict.fits is True
+    scout = plan("llama-4-scout", engine="vllm@0.33.0", tensor_parallel_size=4, **given)
+    assert any("TurboQuant pages of chunked layers" in text for text in scout.warnings)
+
+
+@pytest.mark.parametrize(("version", "block", "page_tokens"), [("0.24.0", 16, 32), ("0.25.0", 32, 32)])
+def test_windowed_layers_of_turboquant_were_not_packed(version: str, block: int, page_tokens: int) -> None:
+    """Gemma 3 27B: 48 windowed layers of a byte an element, 10 full ones packed and padded to that page.
+
+    The first and last two are windowed too and keep 16 bits: 16 tokens of theirs are 32 of the others.
+    """
+    made = plan(
+        "gemma-3-27b", gpu="h100-sxm", engine=f"vllm@{version}", kv_cache_dtype="turboquant_k8v4", max_model_len=8192,
+        kv_cache_memory_bytes=10**10,
+    )  # fmt: skip
+    assert made.capacity is not None
+    page = page_tokens * 16 * (128 + 128)  # 16 heads of 128
+    layers = {"0.24.0": 4, "0.25.0": 10}[version]  # of a group: the plain windowed ones, or the full ones
+    assert made.capacity.block_size == block
+    assert made.capacity.num_blocks == 10**10 // (layers * page)
+
+
+@pytest.mark.parametrize(
+    ("version", "whole"), [("0.11.0", False), ("0.14.0", True), ("0.16.0", True), ("0.17.0", False)]
+)
+def test_stages_counted_pages_of_all_layers_where_they_differ(version: str, whole: bool) -> None:
+    """DeepSeek-V3.2 over two stages: 31 or 30 of its 61 layers, each with rows and index keys in pages of their own."""
+    have, block = 60_000_000_000, {"0.11.0": 64, "0.14.0": 64, "0.16.0": 64, "0.17.0": 64}[version]
+    asked = {"gpu": "h100-sxm", "tensor_parallel_size": 8, "max_model_len": 8192, "kv_cache_memory_bytes": have}
+    one = plan("deepseek-v3.2", engine=f"vllm@{version}", **asked)
+    two = plan("deepseek-v3.2", engine=f"vllm@{version}", pipeline_parallel_size=2, **asked)
+    assert one.capacity is not None
+    assert two.capacity is not None
+    assert two.capacity.block_size == block
+    layer = have // one.capacity.num_blocks // 61
+    assert two.capacity.num_blocks == pytest.approx(have // layer // (61 if whole else 31), rel=1e-3)
+
+
+@pytest.mark.parametrize(("version", "starts"), [("0.14.0", False), ("0.16.0", False), ("0.17.0", True)])
+def test_the_check_at_start_counted_the_layers_of_all_stages(version: str, starts: bool) -> None:
+    """Qwen3-8B over two stages of 18 layers: bytes for one request of a stage's layers, not of all."""
+    need = 36 * 2 * 8 * 128 * 2 * 32_768
+    made = plan(
+        "qwen3-8b", gpu="h100-sxm", engine=f"vllm@{version}", pipeline_parallel_size=2, max_model_len=32_768,
+        kv_cache_memory_bytes=need * 3 // 4,
+    )  # fmt: skip
+    assert made.verdict.fits is starts
 
 
 @pytest.mark.parametrize(
