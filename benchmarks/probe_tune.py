@@ -41,6 +41,8 @@ def jobs() -> Iterator[Job]:
     for fmt, columns, warps, stages in itertools.product(FORMATS, (False, True), (1, 2, 4), (2, 3, 5, 7)):
         for scale_v in (False, True) if fmt == "int4_g32" else (False,):
             yield fmt, GQA, Config(columns, 64, warps, stages, 4, scale_v)
+        if columns and fmt in ("fp8_e4m3", "int8_per_token_head"):
+            yield fmt, GQA, Config(columns, 64, warps, stages, 4, early=True)
     for shape, tile, warps, stages, block in itertools.product(LATENT, (32, 64), (4, 8), (2, 3), (16, 64)):
         if block <= shape.query_heads:
             yield "bf16", shape, Config(False, tile, warps, stages, 4, False, block)

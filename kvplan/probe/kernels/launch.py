@@ -28,12 +28,15 @@ class Config(NamedTuple):
     """int4: scales go to V instead of the weights."""
     block: int = 16
     """Latent: query heads per program."""
+    early: bool = False
+    """Tokens as rows: programs start while the kernel before ends, where `starts_early`."""
 
     @property
     def name(self) -> str:
         """As it is printed."""
         way = "tokens x heads" if self.columns else "heads x tokens"
-        return f"{way}, tile {self.tile}, {self.warps} warps, {self.stages} stages"
+        start = ", early start" if self.early else ""
+        return f"{way}, tile {self.tile}, {self.warps} warps, {self.stages} stages{start}"
 
 
 def interpreted() -> bool:
@@ -41,6 +44,13 @@ def interpreted() -> bool:
     import triton
 
     return bool(triton.knobs.runtime.interpret)
+
+
+def starts_early(q: torch.Tensor) -> bool:
+    """Whether kernels on the device of `q` can start while the one before ends (CUDA, compute capability 9 on)."""
+    if q.device.type != "cuda" or torch.version.hip is not None or interpreted():
+        return False
+    return bool(torch.cuda.get_device_capability(q.device) >= (9, 0))
 
 
 def splits_for(programs: int, tiles: int, slots: int) -> int:
@@ -81,6 +91,10 @@ def prepare(
     dims = dict(D=shape.head_dim, D_PAD=_pad(shape.head_dim), DV=shape.head_dim_v, DV_PAD=_pad(shape.head_dim_v))
     k_scale = pool.k if pool.k_scale is None else pool.k_scale
     v_scale = k_scale if pool.v_scale is None else pool.v_scale
+    early = config.early and config.columns and starts_early(q)
+    start: dict[str, bool] = dict(EARLY=early) if config.columns else {}
+    if early:
+        start["launch_pdl"] = True  # unknown to older Triton, and only there where the kernel waits
     pad = max(8 if config.columns else 16, _pad(shape.group))
 
     def run(table: torch.Tensor) -> None:
@@ -107,7 +121,7 @@ def prepare(
             kernel[grid](
                 q, pool.k, pool.v, k_scale, v_scale, table, lens, out, part, lse, scale, 1.0, table.stride(0), splits,
                 FORMAT=_TYPES[pool.format], TRANSPOSED=pool.transposed, HEADS=shape.kv_heads, GROUP_PAD=pad, **dims,
-                **meta,
+                **meta, **start,
             )  # fmt: skip
         if splits > 1:
             lanes = triton.next_power_of_2(splits)

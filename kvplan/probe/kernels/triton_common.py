@@ -96,6 +96,20 @@ def signed_nibbles(x, ASM: tl.constexpr):
 
 
 @triton.jit
+def let_next_start():
+    """The grid launched after this one may start once every program here got so far (Hopper and later)."""
+    tl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def await_previous():
+    """Wait until the grid before this one is done and what it wrote can be seen (Hopper and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def place(table_ptr, tile, offsets, head, HEADS: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr):
     """(index of the page and head, slot in the page) of the tokens of a tile.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvplan.probe.kernels.triton_common import finish, place, split_bounds, widen
+from kvplan.probe.kernels.triton_common import await_previous, finish, let_next_start, place, split_bounds, widen
 
 
 @triton.jit(do_not_specialize=["table_stride", "splits"])
@@ -72,11 +72,17 @@ def tokens_as_rows(
     q_ptr, k_ptr, v_ptr, ks_ptr, vs_ptr, table_ptr, lens_ptr, out_ptr, part_ptr, lse_ptr, scale, v_scale, table_stride,
     splits, FORMAT: tl.constexpr, TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
-    PAGE: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, ASM: tl.constexpr,
+    PAGE: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, ASM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Scores as [tokens, heads]; arguments as in `heads_as_rows`."""
+    """Scores as [tokens, heads]; arguments as in `heads_as_rows`.
+
+    EARLY: programs come up while the last ones of the kernel before still run (programmatic dependent launch). Only
+    lengths are read meanwhile, which that kernel must not write; queries, tables and pages once it is done.
+    """
     pid = tl.program_id(0)
     head, split, seq = pid % HEADS, pid // HEADS % splits, pid // (HEADS * splits)
+    if EARLY:
+        let_next_start()
     # first of all: which pages are read hangs on it
     length = tl.load(lens_ptr + seq)
     first, last = split_bounds(length, split, splits, BN)
@@ -84,6 +90,8 @@ def tokens_as_rows(
     dims, vdims = tl.arange(0, D_PAD), tl.arange(0, DV_PAD)
     rows = (seq * HEADS + head) * GROUP + heads
     keep = heads < GROUP
+    if EARLY:
+        await_previous()
     q = tl.load(q_ptr + rows[None, :] * D + dims[:, None], mask=keep[None, :] & (dims < D)[:, None], other=0.0)
     kind = q.dtype if FORMAT == 0 else tl.float16
     q = q.to(kind)
