@@ -10,7 +10,7 @@ from kvplan.engines import DEFAULT_ENGINE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kvplan.planning.plan import Plan
+    from kvplan.planning.plan import Plan, Verdict
     from kvplan.sources.commands import Command, Report
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
@@ -38,10 +38,22 @@ class Deployment(NamedTuple):
         result = plan_deployment(self.model, self.gpu, self.engine, self.settings)
         if self.report is not None:
             result.inputs["command"] = self.report.to_dict()
+            result = result._replace(verdict=_with_left_out(result.verdict, self.report))
         result.inputs["defaults"].update(self.origins or {})
         if self.kv_bounds is not None:
             result.inputs["kv_cache_memory_bounds"] = list(self.kv_bounds)
         return result._replace(warnings=(*result.warnings, *self.warnings))
+
+
+def _with_left_out(verdict: Verdict, report: Report) -> Verdict:
+    """The verdict, with what of the command does not stand in the line to paste said after it."""
+    at = next((i for i, note in enumerate(verdict.notes, 1) if note.startswith("to paste: ")), 0)
+    changed = "max_position_embeddings" in report.settings
+    left = [*(["what changes the model's configuration, which it needs"] if changed else []), *report.ignored]
+    if not at or not left:
+        return verdict
+    said = f"that line leaves out of the one given: {', '.join(left)}"
+    return verdict._replace(notes=(*verdict.notes[:at], said, *verdict.notes[at:]))
 
 
 def find_deployment(text: str, given: dict[str, Any]) -> Deployment:

@@ -25,7 +25,8 @@ from kvplan.engines import get_engine
 from kvplan.engines.base import Settings
 from kvplan.engines.vllm import budget_outside, speculation
 from kvplan.engines.vllm.budget_activation import major
-from kvplan.engines.vllm.budget_versions import graphs_charged, runner
+from kvplan.engines.vllm.budget_versions import graphs_charged, version_of
+from kvplan.engines.vllm.runner import runner
 from kvplan.errors import KvplanError
 from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import Outcome, evaluate
@@ -130,7 +131,7 @@ def leave_out(case: Case, outcome: Outcome, printed: list[tuple[str, Settings, C
     ]  # fmt: skip
     if alike:
         moved += own.typical - round(median(alike))
-    which = runner(case.model, settings, case.gpu, None)
+    which = runner(case.model, settings, version_of(settings))
     if graphs_charged(settings, case.gpu, which):
         slopes = []
         for source, theirs, c in printed:
@@ -246,7 +247,7 @@ def page(results: list[Result], aside: list[tuple[str, str]], refused: list[tupl
 
 
 OTHERS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("sglang-kimi-k2.5-tp8", "sglang@0.5.6", "mi355x", {}),
+    ("sglang-kimi-k2.5-tp8", "sglang@0.5.12", "mi355x", {}),
     ("sglang-qwen2.5-32b-tp4", "sglang@0.4.9", "a10g", {}),
     ("tensorrt-llm-deepseek-v3", "tensorrt-llm@1.3", "h200-sxm", {"kv_cache_dtype": "fp8"}),
 )

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from kvplan.sources.dump import dump_model
 from kvplan.sources.hf.read import read_config
-from kvplan.spec.model import Checkpoint, Confidence, ModelSpec, Tower
+from kvplan.spec.model import ENCODERS_APART, Checkpoint, Confidence, ModelSpec, Tower
 
 MODELS = ROOT / "models"
 TOLERANCE = 0.01
@@ -42,6 +42,7 @@ def build(fact: dict[str, Any], extras: Extras) -> ModelSpec:
     model = fact["id"]
     config = fact["config"] | extras["config"].get(model, {})
     spec = read_config(config, where=model, name=fact["hf_repo"])
+    sized = fact.get("tower_params") is not None
     spec = replace(
         spec,
         id=model,
@@ -55,6 +56,7 @@ def build(fact: dict[str, Any], extras: Extras) -> ModelSpec:
         published_active_parameters=fact.get("active_params"),
         notes=(*fact.get("notes", ()), *extras["notes"].get(model, ())),
         towers=towers(spec, fact),
+        file_warnings=tuple(w for w in spec.file_warnings if not (sized and w.startswith(ENCODERS_APART))),
     )
     if model in extras["checkpoint"]:
         entry: dict[str, Any] = {

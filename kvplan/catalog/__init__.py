@@ -99,7 +99,7 @@ def _lookup(key: str) -> tuple[str | tuple[str, ...], dict[str, Any]] | None:
 
 
 def load_model(name: str) -> ModelSpec:
-    """The spec of a catalog model; a quantised name sets its checkpoint format.
+    """The spec of a catalog model; a quantised name sets its checkpoint format, a name on the hub its repository.
 
     Raises:
         UnknownNameError: the catalog does not know the name.
@@ -118,12 +118,20 @@ def load_model(name: str) -> ModelSpec:
     if changes:
         recalled = f"the longest context of {changes['repo']} is recalled, not read from its configuration"
         data = {**data, **changes, "file_warnings": [recalled]}
+    own = data.get("checkpoint")
     if weights is not None:
         data = {**data, "checkpoint": _checkpoint(data, weights)}
         if weights == "nvfp4" and not (data["checkpoint"] or {}).get("kv_cache_format"):
             unsaid = f"whether {name} declares an fp8 KV cache, its name does not say (--kv-cache-dtype fp8 if it does)"
             data["file_warnings"] = [*data.get("file_warnings", ()), unsaid]
+    if "/" in name or data.get("checkpoint") != own:
+        data = {**data, "repo": _repository(name.strip(), data.get("repo"))}
     return model_from_plain(data, where=os.path.basename(path))
+
+
+def _repository(typed: str, repo: str | None) -> str:
+    """What an engine is to load: the checkpoint that was named; in the spec's spelling where it is the spec's own."""
+    return repo if repo is not None and repo.lower() == typed.lower() else typed
 
 
 def _checkpoint(data: dict[str, Any], weights: str) -> dict[str, Any] | None:

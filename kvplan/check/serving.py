@@ -54,6 +54,7 @@ def at_end(rates: Rates, end: int) -> Rates:
         step_seconds=rates.step_seconds / of_decode, link_bandwidth=rates.link_bandwidth * of_decode,
         link_seconds=rates.link_seconds / of_decode, prefill_share=rates.prefill_share * of_prefill / of_decode,
         prefill_cap=by(rates.prefill_cap, of_prefill),
+        short_bandwidth=by(rates.short_bandwidth, of_decode), short_seconds=rates.short_seconds / of_decode,
     )  # fmt: skip
 
 

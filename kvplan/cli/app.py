@@ -65,7 +65,7 @@ FIRST: tuple[int, ...] = (0, 2, 3, 4, 7, 8, 12)
 
 PANELS: tuple[str, ...] = (
     "Arguments", "", "Model", "Hardware", "Layout", "Workload", "Engine", "SGLang, TensorRT-LLM",
-    "transformers, MLX-LM, ExLlamaV3", "llama.cpp", "Ollama", "Output",
+    "transformers, MLX-LM, ExLlamaV3", "llama.cpp", "Ollama", "LM Studio", "Output",
 )  # fmt: skip
 """Headings of a verb's help in order; a verb's own options stand where the empty one is."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
-from kvplan.errors import InputError
+from kvplan.errors import InputError, printable
 
 if TYPE_CHECKING:
     from kvplan.render.grid import Document
@@ -48,6 +49,12 @@ def compare(
     given = flags.read(ctx)
     axes = read_axes(vary or (), ctx.command.flags, given)  # type: ignore[attr-defined]
     names = list(dict.fromkeys(models))
+    for name in names:
+        if "," in name and " " not in name and not os.path.exists(name):
+            raise InputError(
+                f"{printable(name, 60)} is read as one model",
+                hint=f"part models by spaces: {printable(name.replace(',', ' '))}",
+            )
     if len(names) > 1:
         if any(a.setting == MODEL for a in axes):
             raise InputError("models are named and varied", where="--vary model", hint="name them all, without --vary")

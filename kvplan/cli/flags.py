@@ -99,8 +99,8 @@ SERVICE = (
 """Traffic, its targets and prices: for the verbs that say what a deployment serves (`kvplan.planning.workload`)."""
 
 PLAN = (
-    *HARDWARE, *vllm.LAYOUT, *ENGINE, *vllm.OPTIONS, *others.OPTIONS, *llama_cpp.OPTIONS, *llama_cpp.OLLAMA, *WORKLOAD,
-    *READING,
+    *HARDWARE, *vllm.LAYOUT, *ENGINE, *vllm.OPTIONS, *others.OPTIONS, *llama_cpp.OPTIONS, *llama_cpp.OLLAMA,
+    *llama_cpp.LMSTUDIO, *WORKLOAD, *READING,
 )  # fmt: skip
 """Every flag of ``kvplan plan``, in the order of its help."""
 

@@ -67,7 +67,7 @@ def log(
     out = output.of(ctx)
     out.emit(lambda: _document(plain), plain, warnings=result.warnings)
     if over and result.figure is not None:
-        out.note(f"{result.figure.name}: off by {abs(result.figure.relative or 1):.2%}, more than {limit:.4g}")
+        out.note(f"{result.figure.name}: off by {abs(result.figure.relative or 1):.2%}, more than {100 * (limit or 0):.4g}%")
     return 1 if over else 0
 
 

@@ -23,6 +23,14 @@ _SUFFIXES = {
     ".json": "json", ".md": "markdown", ".markdown": "markdown", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl",
     ".parquet": "parquet", ".html": "html", ".htm": "html", ".svg": "svg",
 }  # fmt: skip
+_OTHERS = {
+    **dict.fromkeys((".pdf", ".ps", ".eps"), ("html", "a browser prints .html to PDF")),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff"), ("svg", "pictures are .svg")),
+    **dict.fromkeys((".docx", ".doc", ".odt", ".rtf", ".pptx", ".ppt", ".odp"), ("html", "word processors open .html")),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), ("csv", "spreadsheets open .csv")),
+    **dict.fromkeys((".zip", ".gz", ".xz", ".zst", ".bz2", ".7z"), ("", "write it plainly, then compress it")),
+}  # fmt: skip
+"""Suffixes of files that no program would open as text -> (the format that is nearest, what is done with it)."""
 _COLORS = ("auto", "always", "never")
 _WIDEST = 500
 """Columns beyond which a line is no easier to read, and a bar takes long to draw."""
@@ -67,6 +75,13 @@ class Output:
             raise UnknownNameError("colour mode", color, [], where="--color", more=f"type {', '.join(_COLORS)}")
         if file == "":
             raise InputError("needs a file name", where="-o", hint="-o plan.json; - is stdout")
+        if format is None and not json and _suffix(file) in _OTHERS:
+            near, hint = _OTHERS[_suffix(file)]
+            written = ", ".join(s for s, known in _SUFFIXES.items() if known in formats)
+            raise InputError(
+                f"nothing is written as {_suffix(file)}", where="-o",
+                hint=f"{hint}; " * (near in ("", *formats)) + f"this answer can be {written}",
+            )  # fmt: skip
         self.file = None if file == "-" else file
         self.quiet = quiet
         self.color = _wants_color(color, None if self.file else sys.stdout)
@@ -74,7 +89,7 @@ class Output:
 
     def _default_format(self, formats: Sequence[str]) -> str:
         if self.file is not None:
-            found = _SUFFIXES.get(os.path.splitext(self.file)[1].lower(), "text")
+            found = _SUFFIXES.get(_suffix(self.file), "text")
             return found if found in formats else "text"
         return "table" if _is_terminal(sys.stdout) else "text"
 
@@ -182,6 +197,10 @@ class Output:
             say(text)
 
 
+def _suffix(path: str | None) -> str:
+    return os.path.splitext(path or "")[1].lower()
+
+
 def _pictures(document: Document) -> str:
     """The pictures of a document as one SVG.
 
@@ -263,7 +282,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
             return
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            with open(handle, "wb") as file:
+            with _swept_away(new), open(handle, "wb") as file:
                 yield file
             if os.path.exists(target):
                 os.chmod(new, os.stat(target).st_mode & 0o7777)
@@ -277,6 +296,33 @@ def replacing(path: str) -> Iterator[BinaryIO]:
         raise InputError(
             f"cannot write {printable(path)}: {reason}", where="-o", hint="name a file that can be written"
         ) from None
+
+
+@contextmanager
+def _swept_away(path: str) -> Iterator[None]:
+    """A file that is not left behind where the process is told to end, which it then does as ever."""
+    import signal
+
+    owner = os.getpid()
+
+    def end(number: int, _: object) -> None:
+        if os.getpid() == owner:  # a fork of this process inherits the handler, not the file
+            with suppress(OSError):
+                os.unlink(path)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        with suppress(ValueError):  # not in the main thread
+            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _write_stdout(text: str) -> None:

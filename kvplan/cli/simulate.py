@@ -92,12 +92,26 @@ def simulate(
     options = {o.setting: given.pop(o.setting) for o in OPTIONS if o.setting in given}
     requests, workers, ray = (given.pop(name, None) for name in ("requests", "workers", "ray"))
     traced = {o.setting: given.pop(o.setting) for o in TRACE if o.setting in given}
-    if vary:
-        if target or requests:
-            raise InputError(
-                "goes with one simulation", where="--target" if target else "--requests", hint="leave out --vary"
-            )
-        return _study(ctx, out, (model, given, trace, traced, options), vary, workers, ray)
+    if vary and (target or requests):
+        raise InputError(
+            "goes with one simulation", where="--target" if target else "--requests", hint="leave out --vary"
+        )
+    try:
+        if vary:
+            return _study(ctx, out, (model, given, trace, traced, options), vary, workers, ray)
+        _check_spread(out, workers, ray)
+        return _one(out, (model, given, trace, traced, options), requests, target or [])
+    except KeyboardInterrupt:
+        out.note("interrupted: nothing is written")
+        return 130
+
+
+def _check_spread(out: Output, workers: int | None, ray: str | None) -> None:
+    """Refuse what goes with --vary alone.
+
+    Raises:
+        InputError: it is given.
+    """
     for name, value in (("--ray", ray), ("--workers", workers)):
         if value is not None:
             raise InputError("spreads the simulations of --vary", where=name, hint="add --vary NAME=V1,V2")
@@ -105,7 +119,6 @@ def simulate(
         raise InputError(
             "is for the rows of --vary", where=f"--format {out.format}", hint="--requests FILE has a row a request"
         )
-    return _one(out, (model, given, trace, traced, options), requests, target or [])
 
 
 def _one(
@@ -143,27 +156,30 @@ def _one(
     if result.interrupted and not result.scheduling.finished:
         out.note(f"interrupted before any of {len(trace):,} requests was done: nothing is written")
         return 130
+    found = None
     if aims and not result.interrupted:
-        try:
-            with Progress(20, "simulations", quiet=out.quiet) as progress:
-                found = smallest_pool(site, trace, chosen, aims, told=lambda _: progress.step(1))
-            result = result._replace(smallest_pool=found)
-            if found.blocks and site.inputs["engine"] == "vllm" and run.replicas[0].memory.paged:
-                out.note(f"vLLM counts its null block too: --num-gpu-blocks-override {found.blocks + NULL_BLOCKS}")
-        except KeyboardInterrupt:
-            result = result._replace(interrupted=True)
+        with Progress(20, "simulations", quiet=out.quiet) as progress:
+            found = smallest_pool(site, trace, chosen, aims, told=lambda _: progress.step(1))
+        result = result._replace(smallest_pool=found)
+        if found.blocks and site.inputs["engine"] == "vllm" and run.replicas[0].memory.paged:
+            out.note(f"vLLM counts its null block too: --num-gpu-blocks-override {found.blocks + NULL_BLOCKS}")
     if requests is not None:
         _write_requests(requests, run)
         out.note(f"wrote {requests}")
     plain = to_plain(result)
     out.emit(
         lambda: _document(plain, out.pictured), plain,
-        warnings=(*said(trace.notes, trace.broken), *site.warnings, *_rejections(run)),
+        warnings=(*said(trace.notes, trace.broken), *site.warnings, *_rejections(run), *_early(run)),
     )  # fmt: skip
     if result.interrupted:
         out.note("interrupted: these are the figures so far")
         return 130
-    missed = result.smallest_pool is not None and not result.smallest_pool.met
+    if found is not None and found.interrupted:
+        out.note(
+            f"the search was interrupted after {found.runs:,} simulations: the target says what it found until then"
+        )
+        return 130
+    missed = found is not None and not found.met
     return 1 if missed or len(run.rows.rejected) == len(trace) else 0
 
 
@@ -174,6 +190,19 @@ def _rejections(run: Run) -> list[str]:
         return []
     index, why = next(iter(rejected.items()))
     return [f"{len(rejected):,} of {len(run.trace):,} requests were rejected; the first, number {index}: {why}"]
+
+
+def _early(run: Run) -> list[str]:
+    """How many turns of conversations came before the answer that they repeat was done."""
+    from kvplan.simulate.results import early_turns
+
+    early = early_turns(run)
+    if not early:
+        return []
+    turns = "a turn" if early == 1 else f"{early:,} turns"
+    return [
+        f"{turns} of a conversation arrived before the answer before it was done: think= is from arrival to arrival"
+    ]
 
 
 def _check_writable(path: str) -> None:

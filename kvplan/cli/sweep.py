@@ -25,6 +25,9 @@ MAX_ROWS = 100
 """Rows that are drawn; files have all."""
 MAX_MAP = 200 * 200
 """Cells of which a heat map is made."""
+FITS = "verdict.fits"
+_DRAWN = ("table", "text", "html", "svg")
+"""Formats that may draw a map."""
 _FOUND_BY = ("model", "gpu", "gpu_memory", "gpu_bandwidth", "engine")
 """Settings that name something; the others are laid over what is found."""
 
@@ -62,15 +65,23 @@ def sweep(
     from kvplan.planning.sweep_axes import read_axes
     from kvplan.planning.sweep_figures import figure_names
 
-    given = flags.read(ctx)
+    given, out = flags.read(ctx), output.of(ctx)
     if not vary:
         raise InputError("nothing is varied", where="--vary", hint="--vary concurrency=1,8,64")
     axes = read_axes(vary, ctx.command.flags, given)  # type: ignore[attr-defined]
     asked = figure_names(figure) if figure else []
     lookup = lookup_of(model, given)
     check_served(asked, figure or (), axes, given)
-    made = Sweep(lookup, axes, asked or default_figures(lookup, axes))
-    return _write(made, output.of(ctx), f"{model}: {made.size:,} plans", bool(asked))
+    try:
+        usual = default_figures(lookup, axes)
+        figures = asked or usual
+        marked = len(axes) == 2 and out.format in _DRAWN and FITS in usual and FITS not in figures
+        made = Sweep(lookup, axes, [*figures, FITS] if marked else figures)
+        return _write(made, figures, out, f"{model}: {made.size:,} plans", bool(asked))
+    except KeyboardInterrupt:
+        if out.file is not None:
+            out.note("interrupted: nothing is written")
+        raise
 
 
 def lookup_of(model: str, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
@@ -127,8 +138,12 @@ def default_figures(lookup: Callable[[Mapping[str, Any]], Any], axes: Sequence[A
     return [name for name in USUAL if name.startswith("kv.")]
 
 
-def _write(made: Sweep, out: Output, title: str, asked: bool) -> int:
-    """Put the grid out in the format that was asked for; 2 where every cell is refused."""
+def _write(made: Sweep, figures: Sequence[str], out: Output, title: str, asked: bool) -> int:
+    """Put the grid out in the format that was asked for; 2 where every cell is refused.
+
+    Args:
+        figures: those that are shown; a map knows besides which plans fit.
+    """
     from kvplan.cli.progress import Progress
 
     counts = _Counts()
@@ -141,9 +156,9 @@ def _write(made: Sweep, out: Output, title: str, asked: bool) -> int:
                 progress.step(block.size)
 
         if out.format in ("html", "svg"):
-            text = _pictured(made, out, title, asked, blocks)
+            text = _pictured(made, figures, out, title, asked, blocks)
         elif out.format in ("table", "text", "markdown"):
-            text = _drawn(made, out, title, asked, blocks)
+            text = _drawn(made, figures, out, title, asked, blocks)
         else:
             _stream(made, out, blocks)
             text = ""
@@ -249,24 +264,28 @@ def _type_of(axis: Axis) -> str:
     return {int: "int", float: "float", bool: "bool"}.get(kinds.pop(), "text") if len(kinds) == 1 else "text"
 
 
-def _drawn(made: Sweep, out: Output, title: str, asked: bool, blocks: Callable[[int], Any]) -> str:
+def _drawn(
+    made: Sweep, figures: Sequence[str], out: Output, title: str, asked: bool, blocks: Callable[[int], Any]
+) -> str:
     """A heat map of one figure over two axes, else a table of the first rows."""
     from kvplan.render import heatmap
     from kvplan.render.sweep_table import heading, sweep_map, sweep_report
 
     names = [a.setting for a in made.axes]
-    if asked and len(made.figures) == 1 and len(names) == 2 and out.format != "markdown" and made.size <= MAX_MAP:
+    if asked and len(figures) == 1 and len(names) == 2 and out.format != "markdown" and made.size <= MAX_MAP:
         cells = [cell for block in blocks(MAX_MAP) for cell in block.cells()]
         values = [[a.shown(v) for v in a.values] for a in made.axes]
-        head = f"{title.partition(':')[0]}: {heading(made.figures[0])}"
-        picture = sweep_map(head, values, names, made.figures[0], cells)
+        head = f"{title.partition(':')[0]}: {heading(figures[0])}"
+        picture = sweep_map(head, values, names, figures[0], cells)
         width = output.terminal_width() if out.format == "table" else None
         return heatmap.draw(picture, width=width, color=out.color, unicode=out.unicode)
     cells = list(islice((cell for block in blocks(MAX_ROWS) for cell in block.cells()), MAX_ROWS))
-    return out.drawn(sweep_report(title, names, made.figures, cells, made.size - len(cells), asked=asked))
+    return out.drawn(sweep_report(title, names, figures, cells, made.size - len(cells), asked=asked))
 
 
-def _pictured(made: Sweep, out: Output, title: str, asked: bool, blocks: Callable[[int], Any]) -> str:
+def _pictured(
+    made: Sweep, figures: Sequence[str], out: Output, title: str, asked: bool, blocks: Callable[[int], Any]
+) -> str:
     """A page with pictures of all cells and a table of the first; pictures alone as SVG.
 
     Raises:
@@ -282,7 +301,7 @@ def _pictured(made: Sweep, out: Output, title: str, asked: bool, blocks: Callabl
         )  # fmt: skip
     names, values = [a.setting for a in made.axes], [[a.shown(v) for v in a.values] for a in made.axes]
     cells = [cell for block in blocks(MAX_MAP) for cell in block.cells()]
-    pictures = sweep_pictures(title.partition(":")[0], names, values, made.figures, cells, asked=asked)
+    pictures = sweep_pictures(title.partition(":")[0], names, values, figures, cells, asked=asked)
     first = cells[:MAX_ROWS]
-    report = sweep_report(title, names, made.figures, first, made.size - len(first), asked=asked)
+    report = sweep_report(title, names, figures, first, made.size - len(first), asked=asked)
     return out.drawn([*report[:1], *pictures, *report[1:]])

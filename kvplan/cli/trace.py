@@ -46,7 +46,7 @@ def describe(
     from kvplan.simulate.taking import take_trace
 
     sizes = [parse_count(text, "--cache-blocks") for text in cache_blocks.split(",") if text.strip()]
-    found = take_trace(file, flags.read(ctx))
+    found = take_trace(file, flags.read(ctx), argument="FILE")
     result = described(found, sizes)
     plain = to_plain(result)
     output.of(ctx).emit(lambda: _document(plain), plain, warnings=said(result.notes, result.broken))

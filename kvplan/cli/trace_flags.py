@@ -36,12 +36,13 @@ TAKING = (
     Option("limit", ("--limit",), "count", "N", "the first N requests of what is left", "Trace"),
     Option("time_scale", ("--time-scale",), "text", "X", "arrivals times X: 0.5 is twice as fast", "Trace"),
     Option("request_rate", ("--request-rate",), "text", "R", "arrivals anew: Poisson, R requests a second", "Trace"),
-    Option("seed", ("--seed",), "text", "N", "of --request-rate (0)", "Trace"),
+    Option("seed", ("--seed",), "text", "N", "of --request-rate or --synthetic (0)", "Trace"),
 )
 
 SYNTHETIC = Option(
     "synthetic", ("--synthetic",), "text", "SPEC",
-    "a made-up trace: requests=1000,prompt=lognormal:512,output=128,rate=2,system=100,turns=3,seed=0", "Trace",
+    "a made-up trace: requests=1000,prompt=lognormal:512,output=128,rate=2,system=100,turns=3,seed=0 "
+    "(think=20: seconds from one turn's arrival to the next)", "Trace",
 )  # fmt: skip
 
 TRACE = (*READING, *TAKING, SYNTHETIC)

@@ -42,6 +42,7 @@ PROBE = (
 )  # fmt: skip
 _OTHERS = ("gpu", "gpu_memory", "gpu_bandwidth", "calibration", "from_log")
 """Planning flags that mean nothing here: the device is this machine's."""
+_DEBUG = "kvplan.debug"
 _NAMES = tuple(option.setting for option in PROBE)
 
 
@@ -49,6 +50,10 @@ class ValidateVerb(flags.PlanVerb):
     """The planning flags, and those of the probe."""
 
     flags = (*PROBE, *(o for o in flags.PLAN if o.setting not in _OTHERS))
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.meta[_DEBUG] = ctx.params["out_debug"]
+        return super().invoke(ctx)
 
 
 @app.command(cls=ValidateVerb)
@@ -60,7 +65,8 @@ def validate(
 ) -> int:
     """Allocates real caches on this machine, times decode, and sets each figure beside the predicted one.
 
-    Needs torch and no engine, no weights, no network. Exit status 1 where a prediction is off.
+    Needs torch and no engine, no weights, no network. Exit status 1 where a prediction is off, 2 where nothing could
+    be measured or checked.
     """
     from kvplan.deployment import find_deployment
     from kvplan.probe.device import detect
@@ -69,17 +75,21 @@ def validate(
     given = flags.read(ctx)
     asked = {name: given.pop(name) for name in _NAMES if name in given}
     sections = _sections(asked.get("only"))
+    ranks = world_size()
+    for name in ("save", "check"):
+        if name in asked:
+            _refuse_uncalibrated(f"--{name}", sections, ranks)
     if "save" in asked:
-        _refuse_save(asked["save"], sections)
+        _refuse_save(asked["save"])
     asked["device"] = _local_device(asked.get("device"))
-    if (ranks := world_size()) > 1:
+    if ranks > 1:
         given.setdefault("tensor_parallel_size", ranks)
     deployment = find_deployment(model, given)
     device = detect(asked["device"])
     before = _earlier(asked["check"], device) if "check" in asked else None
     request = Request(
         deployment.model, deployment.engine, deployment.settings, device, asked.get("max_memory"),
-        asked.get("quick", False), asked.get("fill", False), asked.get("busy", False), sections,
+        asked.get("quick", False), asked.get("fill", False), asked.get("busy", False), sections, ctx.meta[_DEBUG],
     )  # fmt: skip
     out, leads = output.of(ctx), _leads()
     with StepBar(quiet=out.quiet or not leads) as bar:
@@ -89,14 +99,28 @@ def validate(
         )  # fmt: skip
     if leads:
         _answer(out, receipt, (*deployment.warnings, *receipt.warnings), asked.get("save"))
-    return 0 if receipt.agrees else 1
+    return _status(receipt, check="check" in asked)
+
+
+def _status(receipt: Receipt, *, check: bool) -> int:
+    """0: every prediction holds, or rows inform alone; 1: one is off; 2: nothing was measured, or nothing was checked."""
+    if receipt.agrees is not None:
+        return 0 if receipt.agrees else 1
+    return 2 if check or all(row.measured is None for row in receipt.rows) else 0
 
 
 def _answer(out: output.Output, receipt: Receipt, warnings: tuple[str, ...], save: str | None) -> None:
     plain = receipt.to_dict()
+    refused: KvplanError | None = None
+    if save is not None:  # first: minutes of measuring are not lost to a reader that went away
+        try:
+            _save(receipt, save)
+        except KvplanError as error:
+            refused = error  # nor are the rows lost to a full disk
     out.emit(lambda: _report(plain), plain, warnings=warnings)
+    if refused is not None:
+        raise refused
     if save is not None:
-        _save(receipt, save)
         out.note(f"wrote {save}")
     if not receipt.agrees and (out.format == "json" or out.file is not None):
         out.note(plain["verdict"]["reason"])
@@ -118,21 +142,34 @@ def _sections(text: str | None) -> tuple[str, ...] | None:
     return found
 
 
-_CALIBRATING = ("bandwidth", "decode")
-"""Sections of which one must run before there is a calibration."""
+_CALIBRATING = {"--save": {"bandwidth", "decode"}, "--check": {"bandwidth", "attention", "decode", "prefill"}}
+"""Sections of which one must run before there is a calibration to write, or a figure to compare."""
 
 
-def _refuse_save(path: str, sections: tuple[str, ...] | None) -> None:
+def _refuse_uncalibrated(flag: str, sections: tuple[str, ...] | None, ranks: int) -> None:
+    """Raise where this run measures nothing that a calibration holds.
+
+    Raises:
+        InputError: says what to leave out.
+    """
+    if ranks > 1:
+        raise InputError(
+            "under torchrun nothing is measured that a calibration holds", where=flag,
+            hint="run it without torchrun, on one GPU",
+        )  # fmt: skip
+    if sections is not None and not set(sections) & _CALIBRATING[flag]:
+        raise InputError(
+            "these sections measure nothing that a calibration holds", where=flag,
+            hint="leave --only out, or add bandwidth to it",
+        )  # fmt: skip
+
+
+def _refuse_save(path: str) -> None:
     """Raise before minutes of measuring where the file could not be written after them.
 
     Raises:
-        InputError: no such folder, it may not be written, or nothing would be measured that a calibration holds.
+        InputError: no such folder, or it may not be written.
     """
-    if sections is not None and not set(sections) & set(_CALIBRATING):
-        raise InputError(
-            "these sections measure nothing that a calibration holds", where="--save",
-            hint="leave --only out, or add bandwidth to it",
-        )  # fmt: skip
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise InputError(f"no folder {printable(folder)}", where="--save", hint="name a file that can be written")

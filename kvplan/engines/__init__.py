@@ -21,6 +21,7 @@ ENGINES: dict[str, tuple[str, str]] = {
     "llama.cpp": ("llama_cpp.engine", "LlamaCpp"),
     "llamacpp": ("llama_cpp.engine", "LlamaCpp"),
     "ollama": ("ollama", "Ollama"),
+    "lmstudio": ("lmstudio", "LmStudio"),
 }
 """name -> (module in this package, class)."""
 

@@ -128,6 +128,8 @@ class Speculation(NamedTuple):
     """The draft's model: a name, a path or a `ModelSpec`; None: the model's own draft layers, or none."""
     caches: bool
     """Whether the draft has layers that cache."""
+    shares_ends: bool = False
+    """Whether another checkpoint uses the model's embedding and head, where they are of one shape."""
 
 
 class Pool(NamedTuple):

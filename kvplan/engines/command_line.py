@@ -389,7 +389,8 @@ def _unset(why: str, where: str, hint: str) -> InputError:
     return InputError(why, where=printable(where, _LONGEST), hint=hint)
 
 
-MODULES = ("vllm.command", "sglang.command", "tensorrt_llm.command", "llama_cpp.command", "ollama_command")
+MODULES = ("vllm.command", "sglang.command", "tensorrt_llm.command", "llama_cpp.command",
+           "ollama_command", "lmstudio_command")  # fmt: skip
 """Where the grammars are; each module has a ``GRAMMAR``."""
 
 

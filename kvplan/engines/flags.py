@@ -47,6 +47,19 @@ SGLANG = (
         "bytes of recurrent states over those of tokens (default 0.9)", _SERVERS,
     ),
     Option("max_mamba_cache_size", ("--max-mamba-cache-size",), "count", "N", "recurrent state slots", _SERVERS),
+    Option(
+        "mamba_radix_cache_strategy", ("--mamba-radix-cache-strategy",), "text", "NAME",
+        "how the radix tree keeps states: auto (default), no_buffer, extra_buffer, extra_buffer_lazy (SGLang)",
+        _SERVERS,
+    ),
+    Option(
+        "disable_radix_cache", ("--disable-radix-cache",), "true", "",
+        "keep no prefixes: --max-running-requests sets windowed pools and state slots (SGLang)", _SERVERS,
+    ),
+    Option(
+        "disable_overlap_schedule", ("--disable-overlap-schedule",), "true", "",
+        "one batch in flight (SGLang)", _SERVERS,
+    ),
 )  # fmt: skip
 
 TENSORRT_LLM = (

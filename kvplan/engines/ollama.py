@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.llama_cpp.architectures import facts
+from kvplan.engines.llama_cpp.cache_types import Words
 from kvplan.engines.llama_cpp.engine import LlamaCpp
 from kvplan.engines.llama_cpp.geometry import flash_mode, pad, slot_tokens, slots_of, whole
 from kvplan.errors import InputError
@@ -58,6 +59,13 @@ class Ollama(LlamaCpp):
         ("batch", "512, 1,024 or 2,048 by the context; windows grow with it"),
     )
     settings = LlamaCpp.settings | {"num_ctx", "num_parallel", "num_batch"}
+    words = Words(
+        k="OLLAMA_KV_CACHE_TYPE", v="OLLAMA_KV_CACHE_TYPE", flash="OLLAMA_FLASH_ATTENTION",
+        set_k="OLLAMA_KV_CACHE_TYPE={0} (here --kv-cache-dtype {0})",
+        set_v="OLLAMA_KV_CACHE_TYPE={0} (here --kv-cache-dtype {0})",
+        set_both="OLLAMA_KV_CACHE_TYPE={0} (here --kv-cache-dtype {0})",
+        set_flash="OLLAMA_FLASH_ATTENTION=1 (here --flash-attn on), or OLLAMA_KV_CACHE_TYPE=f16",
+    )  # fmt: skip
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         slots, why = self._slots(model, given)

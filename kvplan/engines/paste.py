@@ -81,6 +81,11 @@ def command(model: ModelSpec, settings: Settings) -> Pasted | None:
         return _tensorrt_llm(settings, name)
     if settings.engine == "ollama":
         return _ollama(model, settings)
+    if settings.engine == "lmstudio":
+        from kvplan.engines.lmstudio_command import load
+
+        made = load(settings, quoted(name))
+        return Pasted(*made) if made is not None else None
     if settings.engine in ("transformers", "exllamav3"):
         from kvplan.engines.paste_calls import call
 
@@ -88,24 +93,41 @@ def command(model: ModelSpec, settings: Settings) -> Pasted | None:
     if settings.engine not in PROGRAMS:
         return None
     if settings.engine == "llama.cpp":
-        return _line(f"{model.id}.gguf", settings, _llama_cpp(settings))
+        if "gguf" in name.partition("/")[2].lower() and not name.lower().endswith(".gguf"):
+            return _line(name, settings, _llama_cpp(settings), program="llama-server -hf")
+        file = name.rpartition("/")[2].replace(":", "-") if model.checkpoint is not None else model.id
+        return _line(f"{model.id if file.lower() == model.id else file}.gguf", settings, _llama_cpp(settings))
     if settings.engine == "mlx":
         found = {k: v for k, v in settings.extra.items() if k not in settings.defaults and v is not None}
         limit = found.pop("iogpu_wired_limit_mb", None)
         wired = f"after sudo sysctl iogpu.wired_limit_mb={limit}" if limit else ""
         return _line(name, settings, found)._replace(beside=wired)
-    return _line(name, settings, _given(settings))
+    return _line(name, settings, _given(settings), stored=model.checkpoint is not None)
 
 
-def _line(name: str, settings: Settings, given: dict[str, Any]) -> Pasted:
-    words = [PROGRAMS[settings.engine], quoted(name)]
+def _line(name: str, settings: Settings, given: dict[str, Any], *, program: str = "", stored: bool = False) -> Pasted:
+    """One command.
+
+    Args:
+        stored: the checkpoint is quantised, so that the engine cannot quantise it at start.
+    """
+    words = [program or PROGRAMS[settings.engine], quoted(name)]
     for setting in sorted(given, key=lambda name: (name not in _LAYOUT, name)):
         words += _flag(settings, setting, given[setting])
-    if settings.weights == "fp8" and settings.engine in ("vllm", "sglang"):
+    if settings.weights == "fp8" and settings.engine in ("vllm", "sglang") and not stored:
         words.append("--quantization fp8")
     if settings.weights == "fp32" and settings.engine in ("vllm", "sglang"):
         words.append("--dtype float32")
-    return Pasted(" ".join(words))
+    return Pasted(" ".join((*_variables(settings), *words)))
+
+
+def _variables(settings: Settings) -> list[str]:
+    """Variables of vLLM that stand before the command."""
+    if settings.engine != "vllm":
+        return []
+    found = ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if settings.allow_long_max_model_len else []
+    which = settings.extra.get("model_runner")
+    return [*found, f"VLLM_USE_V2_MODEL_RUNNER={which - 1}"] if which in (1, 2) else found
 
 
 def _given(settings: Settings) -> dict[str, Any]:
@@ -143,7 +165,8 @@ def _sglang(model: ModelSpec, settings: Settings, name: str) -> Pasted | None:
             del given["kv_cache_dtype"]
     if any(not at_least(version, SINCE.get(setting, "0")) for setting in given):
         return None
-    return Pasted(" ".join([_line(name, settings, given).line, *extra]))
+    line = _line(name, settings, given, stored=model.checkpoint is not None).line
+    return Pasted(" ".join([line, *extra]))
 
 
 def _tensorrt_llm(settings: Settings, name: str) -> Pasted:
@@ -229,11 +252,11 @@ def _ollama_run(model: ModelSpec, settings: Settings, parameters: list[str]) -> 
 
 
 def _flag(settings: Settings, setting: str, value: Any) -> list[str]:
-    from kvplan.engines.vllm.flags import LAYOUT, OPTIONS
+    from kvplan.engines.vllm.flags import LAYOUT, OPTIONS, SERVED
 
     names = {"sglang": _SGLANG, "tensorrt-llm": _TENSORRT_LLM}.get(settings.engine, {})
     options = {option.setting: option for option in _options(settings.engine)}
-    known = options.get(setting) or next((o for o in (*OPTIONS, *LAYOUT) if o.setting == setting), None)
+    known = options.get(setting) or next((o for o in (*OPTIONS, *LAYOUT, *SERVED) if o.setting == setting), None)
     flag = names.get(setting) or (known.flags[0] if known else None)
     switch = known is not None and known.is_switch and setting not in names
     if flag is None or (switch and known is not None and value is not (known.kind == "true")):

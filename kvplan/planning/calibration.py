@@ -41,6 +41,8 @@ class Calibration(NamedTuple):
     """Catalog id of the device that was measured."""
     device: str
     """The name its driver prints."""
+    kind: str | None
+    """``cuda``, ``rocm``, ``mps`` or ``cpu``; None: the file does not say."""
     driver: str | None
     torch: str | None
     date: str
@@ -64,7 +66,8 @@ class Calibration(NamedTuple):
         software = ", ".join(
             filter(None, (self.driver and f"driver {self.driver}", self.torch and f"torch {self.torch}"))
         )
-        return f"calibration of {self.device}, {self.date}" + (f" ({software})" if software else "")
+        where = f" in {self.path}" if self.path else ""
+        return printable(f"calibration of {self.device}, {self.date}{f' ({software})' if software else ''}{where}")
 
     def linear_line(self, key: str) -> Line | None:
         """The line for weights that run at rate `key`; weight-only formats share the 16-bit line."""
@@ -93,7 +96,7 @@ def load_calibration(path: str, gpu: str | None = None) -> Calibration:
         gpu: id of the GPU that is planned; a file of another one is refused.
 
     Raises:
-        InputError: no such file, or a file of another GPU.
+        InputError: no such file, a file of another GPU or of a CPU, or one that does not say what was measured.
         SpecError: not a calibration; says which field.
     """
     try:
@@ -113,6 +116,12 @@ def load_calibration(path: str, gpu: str | None = None) -> Calibration:
         ) from None
     found = from_data(data, path)
     measured = found.gpu if found.gpu is not None or gpu is None else _named(found, gpu, path)
+    if gpu is not None and measured is None and _catalogued(gpu):
+        what = "which is a CPU" if found.kind == "cpu" else "which is no GPU of the catalog"
+        hint = "measure that one" if found.kind == "cpu" else f'write "gpu": "{gpu}" into its device, if it was this one'
+        raise InputError(
+            f"{printable(path)} was measured on {printable(found.device)}, {what}, not on {gpu}", where=FLAG, hint=hint
+        )
     if gpu is not None and measured is not None and measured != gpu:
         raise InputError(
             f"{printable(path)} was measured on {measured}, not on {gpu}", where=FLAG,
@@ -130,7 +139,9 @@ def measured_on(path: str, gpus: Sequence[str]) -> tuple[Calibration, str | None
     from kvplan.catalog import resolve_gpu_name
 
     found = load_calibration(path)
-    name = found.gpu if found.gpu is not None else resolve_gpu_name(found.device)
+    name = found.gpu if found.gpu is not None or found.kind == "cpu" else resolve_gpu_name(found.device)
+    if name is None and (found.kind == "cpu" or (len(gpus) == 1 and _catalogued(gpus[0]))):
+        return found, None
     if name is None and len(gpus) > 1:
         raise InputError(
             f"{printable(path)} does not say which GPU was measured", where=FLAG, hint='write "gpu": ID into its device'
@@ -139,14 +150,14 @@ def measured_on(path: str, gpus: Sequence[str]) -> tuple[Calibration, str | None
 
 
 def _named(found: Calibration, gpu: str, path: str) -> str | None:
-    """The catalog's GPU behind the name that the driver gave; None: it knows none of that name, or not `gpu`.
+    """The catalog's GPU behind the name that the driver gave; None: a CPU, it knows none of that name, or not `gpu`.
 
     Raises:
         InputError: the name fits more than one.
     """
-    from kvplan.catalog import gpu_ids, resolve_gpu_name
+    from kvplan.catalog import resolve_gpu_name
 
-    if gpu not in gpu_ids():
+    if found.kind == "cpu" or not _catalogued(gpu):
         return None
     try:
         return resolve_gpu_name(found.device)
@@ -155,6 +166,13 @@ def _named(found: Calibration, gpu: str, path: str) -> str | None:
             f"{printable(path)} does not say which GPU was measured: {error.message}", where=FLAG,
             hint=f'write "gpu": "{gpu}" into its device, if it was this one',
         ) from None  # fmt: skip
+
+
+def _catalogued(gpu: str) -> bool:
+    """Whether an id is one of the catalog's; others are what somebody describes, and only they know what it is."""
+    from kvplan.catalog import gpu_ids
+
+    return gpu in gpu_ids()
 
 
 def from_data(data: Any, path: str = "") -> Calibration:

@@ -48,6 +48,7 @@ class DeviceFile(_Strict):
     """The machine."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
+    kind: Literal["cuda", "rocm", "mps", "cpu"] | None = None
     gpu: str | None = None
     driver: str | None = None
 
@@ -85,7 +86,7 @@ class CalibrationFile(_Strict):
         lines = [*self.linear.values(), *self.attention.values()]
         spread = max([f.spread for f in figures] + [x.worst_miss for x in lines] + [0.02])
         return Calibration(
-            gpu=self.device.gpu, device=self.device.name, driver=self.device.driver, torch=self.software.torch,
+            gpu=self.device.gpu, device=self.device.name, kind=self.device.kind, driver=self.device.driver, torch=self.software.torch,
             date=self.date, read_bandwidth=self.read_bytes_per_second.value if self.read_bytes_per_second else None,
             matmul={k: f.value for k, f in self.matmul_flops.items()},
             linear={k: _line(x) for k, x in self.linear.items()},

@@ -42,7 +42,7 @@ class CostFigures(NamedTuple):
     per_million_input_tokens: float | None
     """The prompt's seconds at the price, over the prompt's tokens (those found in a shared prefix included)."""
     per_million_output_tokens: float | None
-    """The same of decode over the output's tokens."""
+    """The same of decode over the output's tokens; None where no step of decode writes one."""
     low_per_request: float | None = None
     """Here and below: of the range of the price and, where the load is the most that is carried, of the speed."""
     high_per_request: float | None = None
@@ -117,7 +117,7 @@ def cost_figures(
         return CostFigures(*known, None, None, None, None, None)
     request = hourly / 3600 / rate
     read, written = request * share / prompt * MILLION, None
-    if output:
+    if output > 1:  # the first comes out of the prompt's seconds
         written = request * (1 - share) / output * MILLION
     least, most = price.low / price.usd_per_hour / speed[1], price.high / price.usd_per_hour / speed[0]
     ends = (each and each * end for each in (request, read, written) for end in (least, most))

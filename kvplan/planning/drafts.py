@@ -18,7 +18,7 @@ def served_model(model: ModelSpec, engine: Engine, settings: Settings) -> ModelS
     """The model with exactly the draft layers that run under these settings, in the dtype it is served in.
 
     Raises:
-        KvplanError: a draft that cannot be found, or that the model does not have.
+        KvplanError: a draft that cannot be found, that the model does not have, or that ranks do not divide.
     """
     if (dtype := engine.served_dtype(model, settings)) != model.dtype:
         model = replace(model, dtype=dtype)
@@ -28,14 +28,23 @@ def served_model(model: ModelSpec, engine: Engine, settings: Settings) -> ModelS
     if spoken.model is None:
         own = engine.own_draft_layers(model)
         return model if own == model.draft_layers else replace(model, draft_layers=own)
-    draft = _find(spoken.model)
-    blocks = {**model.blocks, **{_PREFIX + name: block for name, block in draft.blocks.items()}}
-    layers = tuple(_PREFIX + name for name in draft.layers)
-    found = replace(model, blocks=blocks, draft_layers=layers, draft_tensors=())
+    from kvplan.cache.sharding import shard_model
+    from kvplan.spec.drafted import drafted
+
+    draft = replace(_find(spoken.model), dtype=model.dtype, draft_layers=(), draft_tensors=())
+    shard_model(draft, tp=settings.tensor_parallel_size)  # refused by its own name
+    same = (draft.vocab_size, _width(draft)) == (model.vocab_size, _width(model))
+    names = {name: _PREFIX + name for name in draft.blocks}
+    found = drafted(model, draft, blocks=names, shares_ends=spoken.shares_ends and same)
     if model.checkpoint is None or "draft" not in model.checkpoint.stored:
         return found
     stored = {role: sizes for role, sizes in model.checkpoint.stored.items() if role != "draft"}
     return replace(found, checkpoint=replace(model.checkpoint, stored=stored))  # its own drafts do not run
+
+
+def _width(model: ModelSpec) -> int:
+    """Of a row of the embedding."""
+    return model.embedding_size or model.hidden_size
 
 
 def _find(draft: Any) -> ModelSpec:

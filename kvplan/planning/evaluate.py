@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Engine, Pool, Settings, Stage, Term
-from kvplan.planning.weights import RoleWeights, WeightFormat, rank_weights, total_bytes, weight_format
+from kvplan.planning.weights import RoleWeights, WeightFormat, draft_weights, rank_weights, total_bytes, weight_format
 from kvplan.spec.arrays import opposite
 from kvplan.spec.formats import Format, get_format
+from kvplan.spec.model import ENCODERS_APART
 from kvplan.units import gib
 
 if TYPE_CHECKING:
@@ -85,6 +86,9 @@ def build_stages(
         held = rank_weights(
             model, rank, weights, tp=tp, vocab_rows=rows, first=first, last=last, first_layer=start, drafts=True
         )
+        if last and model.draft_model is not None:
+            drafts = draft_weights(model, tp, engine.vocab_rows(model.draft_model.vocab_size, tp))
+            held += [drafts] if drafts else []
         stages.append(Stage(index, rank, first, last, total_bytes(held), whole, start))
         roles.append(tuple(held))
         start += count
@@ -96,6 +100,8 @@ def waterfall(
 ) -> Waterfall:
     """Device bytes, budget and every term on one rank of `stage`."""
     own = weights_term(stage.weights_bytes, weights)
+    if any(said.startswith(ENCODERS_APART) for said in model.file_warnings):
+        own = own._replace(basis="modelled")
     terms = (own, *engine.terms(stage, model, settings, gpu))
     budget = engine.budget_bytes(gpu.device_bytes, settings)
     return Waterfall(gpu.device_bytes, budget, terms, budget - sum(t.bytes for t in terms))
@@ -234,6 +240,8 @@ def obstacles(
         return f"{what} needs {gib(need)} of cache per GPU, there are {gib(have)}"
 
     def too_many() -> str:
+        if settings.concurrency == 1:
+            return f"one request of {settings.request_tokens:,} tokens does not hold"
         runs = running_at_once(engine, stages, settings, kv)
         wanted = f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens"
         return f"{wanted} do not hold at once; {runs:,} do"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.engines import get_engine
+from kvplan.engines.log_table import LOCAL
 from kvplan.errors import InputError, KvplanError, printable
 from kvplan.planning.settings import COMMON
 
@@ -192,7 +193,7 @@ def _gpu(log: Log, gpu: GpuSpec | None, warnings: list[str]) -> GpuSpec | None:
     if gpu is None and total is not None:
         gpu = _by_memory(int(total.value), total.half, warnings)
     if gpu is None:
-        if not log.gpu:
+        if not log.gpu and log.engine not in LOCAL:
             warnings.append("the log does not name its GPU; terms of the budget are predicted with one (--gpu NAME)")
         return None
     if total is not None and gpu.torch_total_source != "--gpu-memory":

@@ -24,6 +24,8 @@ SCHEMA = "kvplan.log/1"
 
 SLACK_BYTES = 5 * MIB
 """What the prediction of a sum may miss beyond its bounds: half of the last digit that is shown."""
+ROOM_BYTES = 1 << 50
+"""A device with room for whatever a local engine lays out, where none is named."""
 
 
 class Row(NamedTuple):
@@ -115,7 +117,7 @@ def report(log: Log, found: Deployment, *, file: str, figure: str | None = None)
         fits = plan.verdict.fits
         inputs = {**plan.inputs, "defaults": {**plan.inputs["defaults"], **found.origins}}
         if log.engine in LOCAL:
-            rows = _local_rows(log, plan)
+            rows = _local_rows(log, plan, _on_a_device(found) if plan.memory is None else plan)
         else:
             rows, explains = _budget_rows(log, plan)
             if (token := log.figure("token")) is not None:
@@ -248,8 +250,20 @@ def _with_bytes(found: Deployment, size: int) -> Plan:
     return plan_deployment(found.model, found.gpu, found.engine, {**found.settings, "kv_cache_memory_bytes": size})
 
 
-def _local_rows(log: Log, plan: Plan) -> list[Row]:
-    """Each cache that the engine prints, the states, and its buffers."""
+def _on_a_device(found: Deployment) -> Plan:
+    """The plan on a device with room for anything: what a local engine lays out does not go by the device."""
+    from kvplan.sources import override_gpu
+
+    assert found.model is not None  # the caller looked
+    return plan_deployment(found.model, override_gpu(None, ROOM_BYTES, None), found.engine, found.settings)
+
+
+def _local_rows(log: Log, plan: Plan, placed: Plan) -> list[Row]:
+    """Each cache that the engine prints, the states, and its buffers.
+
+    Args:
+        placed: the plan with a device.
+    """
     laid = plan.allocation
     if laid is None:
         return []
@@ -262,7 +276,7 @@ def _local_rows(log: Log, plan: Plan) -> list[Row]:
             rows.append(_row(title, cache.bytes, pool.bytes, kind="term"))
     if log.figure("state") is not None or laid.state_bytes:
         rows.append(_row("recurrent states", log.figure("state"), laid.state_bytes, kind="term"))
-    rows += _buffer_rows(log, plan)
+    rows += _buffer_rows(log, placed)
     rows.append(_row("KV cache", log.figure("kv"), laid.bytes - laid.state_bytes, kind="cache"))
     return rows
 

@@ -91,14 +91,25 @@ def side_by_side(model: ModelSpec, gpu: GpuSpec | None, names: list[str], given:
     engines = [get_engine(name) for name in names]
     for name, engine in zip(names, engines, strict=True):
         known = COMMON | engine.settings | {"calibration"}
-        left = tuple(sorted(flag_name(setting) for setting in given if setting not in known))
+        own, unfit = _whole_layers(given) if not engine.splits_tensors else (given, ())
+        left = tuple(sorted(flag_name(setting) for setting in (*unfit, *(s for s in own if s not in known))))
         if left:
             left_out[name] = left
         try:
-            plans.append(plan_deployment(model, gpu, name, {k: v for k, v in given.items() if k in known}))
+            plans.append(plan_deployment(model, gpu, name, {k: v for k, v in own.items() if k in known}))
         except KvplanError as error:
             refused.append(Refused(name, str(error), error.hint))
     return SideBySide(SCHEMA, tuple(plans), tuple(refused), left_out, tuple(_between(engines)))
+
+
+def _whole_layers(given: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(the settings of an engine that deals whole layers over as many GPUs, what it has no word for)."""
+    split = given.get("tensor_parallel_size", 1)
+    if split == 1:
+        return given, ()
+    ranks = split * given.get("pipeline_parallel_size", 1) * given.get("data_parallel_size", 1)
+    left = tuple(name for name in ("tensor_parallel_size", "pipeline_parallel_size") if name in given)
+    return {"gpus": ranks, **{name: value for name, value in given.items() if name not in left}}, left
 
 
 def nothing_planned(result: SideBySide) -> InputError:

@@ -85,6 +85,8 @@ class RoleWeights(NamedTuple):
     num_bytes: int
     replicated_bytes: int
     """The part of `num_bytes` that every tensor-parallel rank holds a whole copy of."""
+    parts: tuple[RoleWeights, ...] = ()
+    """Of drafts: what they are made of, by role."""
 
 
 class _Sum:
@@ -113,11 +115,12 @@ def rank_weights(
         vocab_rows: rows of the embedding and of the head on this rank.
         first, last: whether the rank is on the first or last pipeline stage.
         first_layer: index of the stage's first layer in the model.
-        drafts: whether the draft layers are loaded too.
+        drafts: whether the model's own draft layers are loaded too; those of another checkpoint are `draft_weights`.
     """
     sums: dict[str, _Sum] = {}
+    drafted: dict[str, _Sum] = {}
 
-    def add(tensor: Tensor, num_bytes: int, times: int, replicated: bool) -> None:
+    def add(tensor: Tensor, num_bytes: int, times: int, replicated: bool, sums: dict[str, _Sum] = sums) -> None:
         total = sums.setdefault(tensor.role, _Sum())
         total.parameters += times * tensor.elements
         total.num_bytes += times * num_bytes
@@ -132,11 +135,45 @@ def rank_weights(
         add(tensor, num_bytes, times, whole and tp > 1)
     for tensor, divided in _outside_tensors(model, vocab_rows, tp, first, last):
         add(tensor, _stored(model, tensor, formats, 0), 1, not divided and tp > 1)
-    if drafts and last:
+    if drafts and last and model.draft_model is None:
         for tensor, num_bytes in _draft_tensors(model, rank, formats, tp):
-            add(tensor, num_bytes, 1, False)
-    found = [RoleWeights(role, s.parameters, s.num_bytes, s.replicated) for role, s in sums.items()]
+            add(tensor, num_bytes, 1, False, drafted)
+    found = _by_role(sums)
+    if drafted:
+        found.append(_drafts(_by_role(drafted)))
     return found if formats.measured is None else _as_measured(found, formats.measured, tp, first)
+
+
+def _by_role(sums: dict[str, _Sum]) -> list[RoleWeights]:
+    return [RoleWeights(role, s.parameters, s.num_bytes, s.replicated) for role, s in sums.items()]
+
+
+def _drafts(parts: list[RoleWeights]) -> RoleWeights:
+    """Drafts, which have one role whatever they are made of."""
+    parameters, num_bytes, replicated = (sum(sizes) for sizes in list(zip(*parts, strict=True))[1:4])
+    return RoleWeights("draft", parameters, num_bytes, replicated, tuple(parts))
+
+
+def draft_weights(model: ModelSpec, tp: int, vocab_rows: int) -> RoleWeights | None:
+    """What a rank of the last stage holds of the checkpoint that drafts for a model; None: there is none.
+
+    It is divided as the model is and stored as its own files say, whatever the model's weights are stored in.
+    Source: vLLM 0.33.0 ``vllm/config/speculative.py``, ``quantization`` and ``create_draft_parallel_config``.
+
+    Args:
+        vocab_rows: rows of the draft's embedding and head on this rank.
+
+    Raises:
+        UnsupportedError: `tp` does not divide the draft.
+    """
+    draft = model.draft_model
+    if draft is None:
+        return None
+    from kvplan.cache.sharding import shard_model
+
+    parts = rank_weights(draft, shard_model(draft, tp=tp), weight_format(draft, "auto"), tp=tp, vocab_rows=vocab_rows)
+    shared = ("embedding", "head") if getattr(model, "shares_ends", False) else ()
+    return _drafts([part for part in parts if part.role not in shared])
 
 
 def _as_measured(
@@ -150,13 +187,19 @@ def _as_measured(
     scaled = []
     for part in found:
         held, given = measured.get(part.role, (part.num_bytes, part.num_bytes))
-        num_bytes, replicated = (-(-size * held // given) if given else 0 for size in part[2:])
-        scaled.append(part._replace(num_bytes=num_bytes, replicated_bytes=replicated))
+        scaled.append(_scaled(part, held, given))
     for role, (held, given) in measured.items():
         if held and not given and first:
             num_bytes = -(-held // tp) if role == "tower" else held
             scaled.append(RoleWeights(role, 0, num_bytes, num_bytes if role != "tower" and tp > 1 else 0))
     return scaled
+
+
+def _scaled(part: RoleWeights, held: int, given: int) -> RoleWeights:
+    """A role of which files hold `held` bytes where the formats give `given`."""
+    num_bytes, replicated = (-(-size * held // given) if given else 0 for size in part[2:4])
+    parts = tuple(_scaled(each, held, given) for each in part.parts)
+    return part._replace(num_bytes=num_bytes, replicated_bytes=replicated, parts=parts)
 
 
 def _pairs(model: ModelSpec, rank: ModelSpec, name: str, tp: int, *, shared: bool) -> Iterator[tuple[Tensor, bool]]:
@@ -218,12 +261,13 @@ def _outside_tensors(
 
 
 def _draft_tensors(model: ModelSpec, rank: ModelSpec, formats: WeightFormat, tp: int) -> Iterator[tuple[Tensor, int]]:
+    """(tensor of the model's own draft layers as the rank holds it, its bytes)."""
     for name in model.draft_layers:
         for tensor, _ in _pairs(model, rank, name, tp, shared=False):
-            yield tensor._replace(role="draft"), _stored(model, tensor, formats, model.num_layers)
+            yield tensor, _stored(model, tensor, formats, model.num_layers)
     for extra in model.draft_tensors:
         part = _divided(Tensor(extra.name, extra.role, extra.shape, extra.count), tp)
-        yield part._replace(role="draft"), _stored(model, part, formats, model.num_layers)
+        yield part, _stored(model, part, formats, model.num_layers)
 
 
 def _stored(model: ModelSpec, tensor: Tensor, formats: WeightFormat, layer: int) -> int:

@@ -249,6 +249,7 @@ class Traffic:
         tpot = float(state.seconds_per_step) / lengths.tokens_per_step if waits and lengths.steps else None
         served = rate if rate is not None else free
         flying = float(state.in_flight) * dp * (served / dp / float(state.requests_per_second))
+        flying = min(flying, float(slots * dp))  # those beyond wait, however long a load is that is not carried
         whole = None if ttft is None else ttft + max(0, lengths.output - 1) * (tpot or 0.0)
         targets = self._targets(ttft, tpot, most, None if whole is None else served * whole)
         needed = None

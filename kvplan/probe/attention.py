@@ -31,8 +31,10 @@ _WIDE_LAYER = 2048
 _BITS = {"bf16": "16", "fp16": "16", "fp8_e4m3": "8", "int8_per_token_head": "8", "int4_g32": "4"}
 _TIME_SHARE = 0.5
 """Of the time left that may go to attention."""
-_POOL_SHARE = 0.4
+_POOL_SHARE = 0.35
 """Of what a section may hold that goes to the pages; contiguous copies take as much again."""
+_CHECK_SHARE = 0.3
+"""Of the same: what is left for the check in float64."""
 
 
 class Timed(NamedTuple):
@@ -103,20 +105,27 @@ def time_format(session: Session, shape: HeadShape, fmt: str, *, until: float = 
     limits, device = session.limits, session.device
     share = int(limits.max_bytes * _POOL_SHARE)
     each = store.row_bytes(shape, fmt)
-    shapes = [(b, c) for b, c in grid(session) if b * c * each <= share]
-    if not shapes:
-        return []
+    wanted = grid(session)
+    most = max(each, store.workspace_bytes(shape, fmt))
+    checked = choose.check_bytes(shape) / _CHECK_SHARE
+    shapes = sorted(
+        ((b, c) for b, c in wanted if b * c * most <= share and c * checked <= limits.max_bytes),
+        key=lambda s: -s[0] * s[1],
+    )
+    if len(shapes) < len(wanted):
+        session.lack(f"attention, {fmt}: {len(wanted) - len(shapes)} of {len(wanted)} shapes do not fit into --max-memory")
     pool, found = None, []
-    for batch, context in sorted(shapes, key=lambda s: -s[0] * s[1]):
+    for number, (batch, context) in enumerate(shapes):
         if limits.seconds_left <= 0 or time.monotonic() > until:
+            session.lack(f"attention, {fmt}: the time was up after {number} of {len(wanted)} shapes")
             break
         session.say(f"attention, {fmt}, {batch} x {context}")
         work = choose.workload(
             device, shape, fmt, batch, context, page=PAGE, max_bytes=share, pool=pool, seed=session.seed
         )
-        pool = work.pool
+        pool, work.check_bytes = work.pool, min(work.check_bytes, int(limits.max_bytes * _CHECK_SHARE))
         contiguous = 0 if limits.quick and device.is_cuda else share
-        candidates = choose.paths(work, several=device.is_cuda and not limits.quick, contiguous_bytes=0)
+        candidates = choose.paths(work, several=device.is_cuda and not limits.quick)
         paged = choose.pick(work, candidates, samples=limits.samples)
         beside = None
         other = choose.contiguous(work, contiguous)
@@ -125,6 +134,8 @@ def time_format(session: Session, shape: HeadShape, fmt: str, *, until: float = 
         del other
         if paged is not None:
             found.append(Timed(fmt, batch, context, work.num_bytes, paged, beside))
+        else:
+            session.lack(f"attention, {fmt}, {batch} x {context}: nothing serves it ({'; '.join(work.rejected)})")
     return sorted(found, key=lambda one: one.num_bytes)
 
 
@@ -159,7 +170,7 @@ def _shape_rows(session: Session, shape: HeadShape, one: Timed) -> list[Row]:
     rows = [
         row(
             "attention", name, predicted=predicted, measured=rates, unit="bytes/s", sense="at_least",
-            note=f"{share}{median(one.paged.seconds) * 1e6:.1f} us a layer; {one.paged.path.name}",
+            note=f"{share}{median(one.paged.seconds) * 1e6:.1f} us a layer; {one.paged.path.name}{skipped(one.paged)}",
         )
     ]  # fmt: skip
     if one.beside is not None:
@@ -169,6 +180,11 @@ def _shape_rows(session: Session, shape: HeadShape, one: Timed) -> list[Row]:
         label = f"{name}: {one.beside.path.name}"
         rows.append(row("attention", label, predicted=None, measured=theirs, unit="bytes/s", note=note))
     return rows
+
+
+def skipped(picked: Picked) -> str:
+    """The end of a note: the candidates that this device could not run, or that were wrong."""
+    return f"; skipped {', '.join(picked.rejected)}" if picked.rejected else ""
 
 
 def _format_rows(session: Session, shape: HeadShape, fmt: str, timed: list[Timed]) -> list[Row]:

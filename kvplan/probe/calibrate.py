@@ -6,15 +6,18 @@ The file is ``kvplan.calibration/1`` (``docs/speed.md``); `kvplan.planning.calib
 from __future__ import annotations
 
 import datetime
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from kvplan._version import __version__
 from kvplan.planning.calibration import SCHEMA
-from kvplan.probe.receipt import Row, row
+from kvplan.probe.receipt import Row, Unit, row
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
     from kvplan.planning.calibration import Calibration
-    from kvplan.probe.session import MeasuredFigure, MeasuredLine, Session
+    from kvplan.probe.session import Figures, MeasuredFigure, MeasuredLine, Session
 
 RATE_DRIFT, LATENCY_DRIFT = 0.05, 0.25
 """How far rates and latencies of a later run may lie from those of a file (or three times the file's own spread)."""
@@ -25,9 +28,14 @@ CPU_DRIFT = 0.5
 def calibration_data(session: Session) -> dict[str, Any] | None:
     """The object of a calibration file; None while nothing says how fast memory is read."""
     figures, device = session.figures, session.device
-    if figures.read_bytes_per_second is None and not figures.linear:
+    read = figures.read_bytes_per_second
+    linear, attention = (
+        {key: _line(value) for key, value in lines.items() if _line_stands(value)}
+        for lines in (figures.linear, figures.attention)
+    )
+    if (read is None or not _stands(read)) and not linear:
         return None
-    who: dict[str, Any] = {"name": device.name}
+    who: dict[str, Any] = {"name": device.name, "kind": device.kind}
     if device.gpu is not None:
         who["gpu"] = device.gpu.id
     if device.driver is not None:
@@ -39,22 +47,26 @@ def calibration_data(session: Session) -> dict[str, Any] | None:
         "schema": SCHEMA, "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "device": who,
         "software": software,
     }  # fmt: skip
-    if figures.read_bytes_per_second is not None:
-        data["read_bytes_per_second"] = _figure(figures.read_bytes_per_second)
-    if figures.matmul_flops:
-        data["matmul_flops"] = {key: _figure(value) for key, value in figures.matmul_flops.items()}
-    for name in ("linear", "attention"):
-        lines = {key: _line(value) for key, value in getattr(figures, name).items() if _positive(value)}
+    if read is not None and _stands(read):
+        data["read_bytes_per_second"] = _figure(read)
+    if flops := {key: _figure(value) for key, value in figures.matmul_flops.items() if _stands(value)}:
+        data["matmul_flops"] = flops
+    for name, lines in (("linear", linear), ("attention", attention)):
         if lines:
             data[name] = lines
-    if figures.layer_seconds is not None and figures.layer_seconds.value > 0:
+    if figures.layer_seconds is not None and _stands(figures.layer_seconds):
         data["layer_seconds"] = _figure(figures.layer_seconds)
     return data
 
 
-def _positive(line: MeasuredLine) -> bool:
-    """Whether a fitted line says something: a rate and a latency above zero."""
-    return min(line.bytes_per_second.low, line.latency_seconds.low) > 0 and line.worst_miss < 1
+def _stands(figure: MeasuredFigure) -> bool:
+    """Whether a figure says something: finite numbers above zero."""
+    return all(isfinite(x) and x > 0 for x in (figure.value, figure.low, figure.high))
+
+
+def _line_stands(line: MeasuredLine) -> bool:
+    """Whether a fitted line says something: a rate and a latency above zero, and no miss of a whole."""
+    return _stands(line.bytes_per_second) and _stands(line.latency_seconds) and line.worst_miss < 1
 
 
 def _figure(figure: MeasuredFigure) -> dict[str, Any]:
@@ -69,36 +81,46 @@ def _line(line: MeasuredLine) -> dict[str, Any]:
     }
 
 
-def drift_rows(before: Calibration, session: Session) -> list[Row]:
+def drift_rows(before: Calibration, session: Session, ran: Collection[str]) -> list[Row]:
     """An earlier calibration as prediction, this run as measurement, figure by figure.
 
-    What either of the two lacks is not compared.
+    A figure of the file that this run lacks is a failed row, unless the section that measures it was left out
+    (``--only``): then the row says so and is not judged. What the file lacks is not compared.
+
+    Args:
+        ran: the sections of this run.
     """
-    figures = session.figures
-    rates = max(RATE_DRIFT, 3 * before.spread) if session.device.kind != "cpu" else CPU_DRIFT
-    rates = min(rates, CPU_DRIFT)
-    late = LATENCY_DRIFT if session.device.kind != "cpu" else 4 * CPU_DRIFT
-    since = f"against {before.date}"
+    cpu = session.device.kind == "cpu"
+    rates = min(CPU_DRIFT if cpu else max(RATE_DRIFT, 3 * before.spread), CPU_DRIFT)
+    late = 4 * CPU_DRIFT if cpu else LATENCY_DRIFT
     rows: list[Row] = []
-    read = figures.read_bytes_per_second
-    if before.read_bandwidth is not None and read is not None:
-        rows.append(_drift("read rate", before.read_bandwidth, read.value, "bytes/s", rates, since))
-    for key, flops in figures.matmul_flops.items():
-        if (old := before.matmul.get(key)) is not None:
-            rows.append(_drift(f"matrix products, {key}", old, flops.value, "flop/s", rates, since))
-    for what in ("linear", "attention"):
-        for key, line in getattr(figures, what).items():
-            known = getattr(before, what).get(key)
-            if known is not None:
-                name = f"{what}, {key}"
-                new = line.bytes_per_second.value
-                rows.append(_drift(f"{name}: rate", known.bytes_per_second, new, "bytes/s", rates, since))
-                new = line.latency_seconds.value
-                rows.append(_drift(f"{name}: latency", known.seconds, new, "s", late, since))
-    if before.layer_seconds is not None and figures.layer_seconds is not None:
-        rows.append(_drift("per layer", before.layer_seconds, figures.layer_seconds.value, "s", late, since))
+    for name, old, new, unit, section in _pairs(before, session.figures):
+        left_out = new is None and section not in ran
+        note = f"against {before.date}"
+        if new is None:
+            note += f": not measured, as {section} was left out" if left_out else ": not measured by this run"
+        tolerance = None if left_out else late if unit == "s" else rates
+        rows.append(row("drift", name, predicted=old, measured=new, unit=unit, tolerance=tolerance, note=note))
     return rows
 
 
-def _drift(name: str, before: float, now: float, unit: Any, tolerance: float, note: str) -> Row:
-    return row("drift", name, predicted=before, measured=now, unit=unit, tolerance=tolerance, note=note)
+def _pairs(before: Calibration, figures: Figures) -> Iterator[tuple[str, float, float | None, Unit, str]]:
+    """(name, what the file has, what this run has, unit, section that measures it)."""
+    if before.read_bandwidth is not None:
+        read = figures.read_bytes_per_second
+        yield "read rate", before.read_bandwidth, read.value if read else None, "bytes/s", "bandwidth"
+    for key, old in before.matmul.items():
+        flops = figures.matmul_flops.get(key)
+        yield f"matrix products, {key}", old, flops.value if flops else None, "flop/s", "decode"
+    for what, known, found, section in (
+        ("linear", before.linear, figures.linear, "decode"),
+        ("attention", before.attention, figures.attention, "attention"),
+    ):
+        for key, line in known.items():
+            new = found.get(key)
+            rate, start = (new.bytes_per_second.value, new.latency_seconds.value) if new else (None, None)
+            yield f"{what}, {key}: rate", line.bytes_per_second, rate, "bytes/s", section
+            yield f"{what}, {key}: latency", line.seconds, start, "s", section
+    if before.layer_seconds is not None:
+        layer = figures.layer_seconds
+        yield "per layer", before.layer_seconds, layer.value if layer else None, "s", "decode"

@@ -17,6 +17,7 @@ from kvplan.probe.mixers import Mixer, build_mixer
 from kvplan.probe.quantise import expected_error, round_trip
 from kvplan.probe.receipt import Row, median, row
 from kvplan.spec.formats import get_format
+from kvplan.units import human_bytes
 
 if TYPE_CHECKING:
     from kvplan.probe.session import Session
@@ -26,6 +27,8 @@ TOLERANCE = {"float32": 2e-5, "float64": 2e-12}
 """Largest difference of any element over the largest element, by precision: sums are taken in another order."""
 PROOF_WINDOW = 48
 """Entries of a window or chunk in the proof: it has to overflow for the proof to mean something."""
+_ROUND_TRIP_BYTES = 8 * 12
+"""Of an element while its format is tried: float64 as drawn (of all lengths), stored, read back, and between."""
 QUANTISED_TOLERANCE = 0.5
 """How far the error of an output may exceed ``sqrt(2)`` of the format's own: it varies with the sequence."""
 
@@ -53,12 +56,25 @@ def _measure(session: Session, device: Any) -> list[Row]:
             rows.append(
                 row("correctness", f"{layer.kind}: not run", predicted=None, measured=None, unit="ratio", note=note)
             )
+        elif (note := _too_large(session, built)) is not None:
+            session.lack(f"correctness, {layer.kind}: {note}")
+            rows.append(
+                row("correctness", f"{layer.kind}: not run", predicted=None, measured=None, unit="ratio", note=note)
+            )
         else:
             rows += _equal(layer.kind, built, session)
     plain = next(((x, m) for x, m in _mixers(session) if x.kind in ("full", "mla")), None)
     if plain is not None:
         rows += _growth(session, plain[1], device)
     return rows + _formats(session, device)
+
+
+def _too_large(session: Session, mixer: Mixer) -> str | None:
+    """Why a proof is not run within the limit; None: it is."""
+    size = mixer.num_bytes + mixer.scores_bytes(mixer.proof_tokens(session.limits.quick))
+    if size <= session.limits.max_bytes:
+        return None
+    return f"{human_bytes(size)} of weights and scores do not fit into --max-memory"
 
 
 def _mixers(session: Session) -> list[tuple[LayerCache, CacheKind]]:
@@ -103,8 +119,15 @@ def _growth(session: Session, kind: CacheKind, device: Any) -> list[Row]:
     mixer = build_mixer(kind, session.seed, device)
     if mixer is None:
         return []
+    wanted = (512, 1024, 2048, 4096) if session.device.is_cuda and not session.limits.quick else (128, 256, 512)
+    room = session.limits.max_bytes - mixer.num_bytes
+    lengths = tuple(n for n in wanted if mixer.scores_bytes(n) <= room)
+    if len(lengths) < len(wanted):
+        session.lack(f"correctness, growth: {len(wanted) - len(lengths)} of {len(wanted)} lengths do not fit into "
+                     "--max-memory")  # fmt: skip
+    if len(lengths) < 2:
+        return []
     mixer = mixer.to(extras.torch().float32)
-    lengths = (512, 1024, 2048, 4096) if session.device.is_cuda and not session.limits.quick else (128, 256, 512)
     rows: list[Row] = []
     for name, exponent, step in (("with cache", 1, mixer.cached_step), ("without cache", 2, mixer.uncached_step)):
         counted = [_flops(step, n) for n in lengths]
@@ -173,7 +196,12 @@ def _formats(session: Session, device: Any) -> list[Row]:
     key, value = layer.streams[0], layer.streams[1]
     heads, group = key.heads, layer.query_heads // key.heads
     generator = torch.Generator(device="cpu").manual_seed(session.seed + 2)
-    lengths = (1, 77, 256) if session.limits.quick else (1, 777, 2048)
+    width = heads * (key.head_dim + value.head_dim)
+    most = int(session.limits.max_bytes // (_ROUND_TRIP_BYTES * width))
+    lengths = tuple(min(n, most) for n in ((1, 77, 256) if session.limits.quick else (1, 777, 2048)))
+    if most < 1:
+        session.lack("correctness, errors of formats: not one token fits into --max-memory")
+        return []
     rows: list[Row] = []
     names = dict.fromkeys((*PROBE_FORMATS, session.layout.formats.k.name))
     draws = [

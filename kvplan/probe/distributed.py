@@ -193,7 +193,7 @@ def _messages(session: Session, group: Group) -> tuple[list[Row], Line | None]:
             points.append((carried, median(samples)))
             predicted = None
             if not isinstance(stated, str) and session.device.is_cuda:
-                predicted = stated.rates.link_seconds + carried / stated.rates.link_bandwidth
+                predicted = stated.rates.message_seconds(carried)
             rate = carried / points[-1][1] / 1e9
             rows.append(
                 row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from kvplan.probe import extras, nvml
@@ -87,10 +88,15 @@ def _context(device: ProbeDevice) -> list[Row]:
 def device_payload(device: ProbeDevice) -> dict[str, Any]:
     """The device as the receipt gives it: what torch, NVML and the catalog say.
 
-    Receipts are published, so the card's UUID and the ids of other processes stay out of them.
+    Receipts are published, so the card's UUID and the ids of other processes stay out of them; how many there are
+    stays in.
     """
     known = device.nvml
     private = ("uuid", "processes")
+    driver = None
+    if known is not None:
+        driver = {k: v for k, v in nvml_payload(known).items() if k not in private}
+        driver["other_processes"] = len(known.others(os.getpid()))
     return {
         "kind": device.kind,
         "index": device.index,
@@ -103,7 +109,7 @@ def device_payload(device: ProbeDevice) -> dict[str, Any]:
         "compute_capability": device.compute_capability,
         "multiprocessors": device.multiprocessors,
         "cache_bytes": device.l2_bytes,
-        "nvml": {k: v for k, v in nvml_payload(known).items() if k not in private} if known else None,
+        "nvml": driver,
     }
 
 

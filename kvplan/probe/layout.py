@@ -207,10 +207,12 @@ def layer_cache(index: int, mixer: CacheKind, formats: KvFormats) -> LayerCache:
                 stream.ratio, stream.fixed_entries, stream,
             )
         )  # fmt: skip
+    short = formats.short_convolutions
+    kept = int(short is not None and mixer.kind not in short)  # these keep kernel columns, not kernel - 1
     states = tuple(
         StateCache(
             s.name, _STATE_DTYPES[formats.recurrent_bytes if s.name == "recurrent" else formats.conv_bytes],
-            (s.channels, s.columns),
+            (s.channels, s.columns + (kept if s.name == "conv" else 0)),
         )
         for s in mixer.states()
     )  # fmt: skip

@@ -30,8 +30,9 @@ def measure(session: Session, layers: Sequence[Layer], head: torch.Tensor) -> li
     rows = prefill.measure_plateau(session)
     shapes = _alike(layers, head)
     points = []
-    for (out, inner), matrices in shapes.items():
+    for number, ((out, inner), matrices) in enumerate(shapes.items()):
         if session.limits.seconds_left <= 0:
+            session.lack(f"decode, linear layers: the time was up after {number} of {len(shapes)} shapes")
             break
         session.say(f"linear layers, {out} x {inner}")
         batches = _SMALL if session.device.is_cuda else _SMALL[:1]

@@ -52,11 +52,14 @@ class Held(NamedTuple):
 
 def measure(session: Session) -> list[Row]:
     """Every kind and format of the model, allocated and counted."""
+    from kvplan.probe import sequences
+
     rows: list[Row] = []
     for label, layout in _layouts(session):
         session.say(f"memory, {label}")
         rows += _of_layout(session, label, layout)
     rows += _states(session)
+    rows += sequences.measure(session)
     rows += _pool(session)
     return rows
 
@@ -134,14 +137,16 @@ def _of_layout(session: Session, label: str, layout: RankLayout) -> list[Row]:
         predicted = planned_bytes(layout, blocks)
         name = f"{label}, {what}"
         detail = f"{len(shapes)} tensors, {blocks:,} blocks of {layout.block_size} tokens"
-        rows += compare(session.device, name, shapes, predicted, detail)
+        rows += compare(session, name, shapes, predicted, detail)
     return rows
 
 
-def compare(device: ProbeDevice, name: str, shapes: list[Shape], predicted: int, detail: str) -> list[Row]:
+def compare(session: Session, name: str, shapes: list[Shape], predicted: int, detail: str) -> list[Row]:
     """Rows of one allocation: bytes of the tensors, of the allocator, and of the driver or the process."""
+    device = session.device
     with allocated(device, shapes) as held:
         if isinstance(held, str):
+            session.lack(f"memory, {name}: {held}")
             return [row("memory", name, predicted=predicted, measured=None, unit="bytes", note=held)]
     rows = [
         row(
@@ -263,10 +268,11 @@ def _states(session: Session) -> list[Row]:
         for layer in layers for stream in layer.streams if stream.fixed_entries is not None for part in stream.parts
     ]  # fmt: skip
     if sum(s.num_bytes for s in shapes) > session.limits.max_bytes:
+        session.lack("memory, states: one sequence does not fit into --max-memory")
         return []
     session.say("memory, states")
     predicted = sequences * fixed_bytes(session.layout.spec, session.layout.formats)
-    return compare(session.device, "states", shapes, predicted, f"{len(shapes)} tensors for {sequences} sequences")
+    return compare(session, "states", shapes, predicted, f"{len(shapes)} tensors for {sequences} sequences")
 
 
 def _fixed(layer: LayerCache) -> int:
@@ -291,4 +297,4 @@ def _pool(session: Session) -> list[Row]:
     shapes = page_shapes(layout, pool.num_blocks)
     name = f"pool of {session.engine.name} for {human_bytes(given)}"
     detail = f"{pool.num_blocks:,} blocks of {pool.block_size} tokens"
-    return compare(session.device, name, shapes, pool.used_bytes[0], detail)
+    return compare(session, name, shapes, pool.used_bytes[0], detail)

@@ -33,6 +33,15 @@ class Mixer:
         other.weights = {name: value.to(dtype) for name, value in self.weights.items()}
         return other
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its weights as they are drawn, in float64, and of a copy in the precision that runs."""
+        return sum(2 * 8 * weight.numel() for weight in self.weights.values())
+
+    def scores_bytes(self, tokens: int) -> int:
+        """Of all `tokens` against all of them in float64: scores, their softmax and what is masked."""
+        return 3 * 8 * int(getattr(self, "query_heads", getattr(self, "heads", 1))) * tokens * tokens
+
     def inputs(self, tokens: int, seed: int) -> Any:
         """Hidden states ``[tokens, WIDTH]``, the same whatever the precision."""
         torch = extras.torch()
@@ -109,7 +118,10 @@ def rotate(rows: Any, positions: Any) -> Any:
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
-    """Grouped-query attention: ``[n, heads, d]`` over ``[m, kv_heads, d]``; `mask` ``[n, m]`` is True where seen."""
+    """Grouped-query attention: ``[n, heads, d]`` over ``[m, kv_heads, d]``; `mask` ``[n, m]`` is True where seen.
+
+    Written out, for decoding; `whole` is torch's, so that the two test each other.
+    """
     torch = extras.torch()
     kv_heads, queries = k.shape[1], len(q)
     folded = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)  # kv heads, group x n, d
@@ -120,11 +132,22 @@ def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
     return out.unflatten(1, (-1, queries)).permute(2, 0, 1, 3).flatten(1)
 
 
+def whole(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """The same by torch's own attention, which folds query heads onto KV heads itself."""
+    attention = extras.torch().nn.functional.scaled_dot_product_attention
+    heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
+    found = attention(*heads_first, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    return found[0].transpose(0, 1).flatten(1)
+
+
 class SoftmaxMixer(Mixer):
     """Full, sliding or chunked attention over K and V."""
 
     def __init__(self, kind: CacheKind, draw: Callable[..., Any]) -> None:
         self.key, self.value = kind.streams()[:2]
+        self.window = cast("int | None", getattr(kind, "window", None))
+        """Of the layer, as its config has it: what recomputation sees. The ring holds what the streams say."""
+        self.chunked = kind.kind == "chunked"
         self.query_heads = int(cast("Any", kind).query_heads)
         super().__init__(
             {
@@ -137,7 +160,7 @@ class SoftmaxMixer(Mixer):
     def proof_tokens(self, quick: bool) -> int:
         """Past the window, half as long again."""
         least = super().proof_tokens(quick)
-        return max(least, self.key.window * 3 // 2) if self.key.window else least
+        return max(least, self.window * 3 // 2) if self.window else least
 
     def _qkv(self, x: Any, positions: Any) -> tuple[Any, Any, Any]:
         w = self.weights
@@ -149,13 +172,13 @@ class SoftmaxMixer(Mixer):
         torch = extras.torch()
         at = torch.arange(tokens, device=device)
         seen = at[:, None] >= at[None, :]
-        if self.key.window and self.key.chunked:
-            return seen & (at[:, None] // self.key.window == at[None, :] // self.key.window)
-        return seen & (at[:, None] - at[None, :] < self.key.window) if self.key.window else seen
+        if self.window and self.chunked:
+            return seen & (at[:, None] // self.window == at[None, :] // self.window)
+        return seen & (at[:, None] - at[None, :] < self.window) if self.window else seen
 
     def recompute(self, x: Any) -> Any:
         positions = extras.torch().arange(len(x), device=x.device)
-        return attend(*self._qkv(x, positions), self._mask(len(x), x.device))
+        return whole(*self._qkv(x, positions), self._mask(len(x), x.device))
 
     def decode(self, x: Any, block_size: int) -> Any:
         torch = extras.torch()
@@ -218,7 +241,7 @@ class LatentMixer(Mixer):
         )  # fmt: skip
         v = (latent @ self.weights["up_v"]).unflatten(-1, (self.heads, -1))
         mask = torch.ones((len(x), len(x)), dtype=torch.bool, device=x.device).tril()
-        return attend(torch.cat((nope, rope), -1), k, v, mask)
+        return whole(torch.cat((nope, rope), -1), k, v, mask)
 
     def _absorbed(self, nope: Any, rope: Any, rows: Any) -> Any:
         """Attention of one token over ``[entries, rank + rope]`` (weights of K and V around it)."""

@@ -12,6 +12,7 @@ from kvplan.probe import stack, timing
 from kvplan.probe.attention import head_shape
 from kvplan.probe.receipt import Row, median, row
 from kvplan.probe.session import MeasuredFigure
+from kvplan.units import human_bytes
 
 if TYPE_CHECKING:
     from kvplan.probe.kernels.store import HeadShape
@@ -23,6 +24,8 @@ _GPU_TOKENS, _GPU_QUICK, _CPU_TOKENS = (512, 2048, 8192), (2048,), (128,)
 STATED_MISS = 0.25
 """Of the planner's prefill: attention and products together, from the constants of the package."""
 _LAYERS = 4
+_WEIGHT_SHARE, _PLATEAU_SHARE = 0.4, 0.1
+"""Of what a section may hold: layers of a prompt, and matrices of the plateau (layers are held beside them)."""
 
 
 def measure_plateau(session: Session) -> list[Row]:
@@ -32,7 +35,7 @@ def measure_plateau(session: Session) -> list[Row]:
     device = session.device
     best: tuple[list[float], str] | None = None
     rows = []
-    for m, n, k in _GPU_SIZES if device.is_cuda else _CPU_SIZES:
+    for m, n, k in _plateau_sizes(session):
         session.say(f"matrix products, {m} x {n} x {k}")
         a = torch.randn((m, k), device=device.torch_device).to(stack.DTYPE)
         b = torch.randn((n, k), device=device.torch_device).to(stack.DTYPE)
@@ -58,6 +61,16 @@ def measure_plateau(session: Session) -> list[Row]:
     return rows
 
 
+def _plateau_sizes(session: Session) -> list[tuple[int, int, int]]:
+    """Products whose three matrices fit; halved on every side until they do."""
+    found = []
+    for m, n, k in _GPU_SIZES if session.device.is_cuda else _CPU_SIZES:
+        while 2 * (m * k + n * k + m * n) > session.limits.max_bytes * _PLATEAU_SHARE and min(m, n, k) > 1:
+            m, n, k = m // 2, n // 2, k // 2
+        found.append((m, n, k))
+    return list(dict.fromkeys(found))
+
+
 def measure(session: Session) -> list[Row]:
     """The plateau, and prompts of several lengths through layers of the model."""
     rows = measure_plateau(session)
@@ -68,16 +81,30 @@ def measure(session: Session) -> list[Row]:
         return [*rows, row("prefill", "prompt", predicted=None, measured=None, unit="s", note=note)]
     limit = session.limits
     each = stack.layer_bytes(spec, name)
-    count = max(1, min(_LAYERS, spec.num_layers, int(limit.max_bytes * 0.4 // each)))
+    count = min(_LAYERS, spec.num_layers, int(limit.max_bytes * _WEIGHT_SHARE // each))
+    if not count:
+        note = (
+            f"one layer takes {human_bytes(each)}, which does not fit into --max-memory ({human_bytes(limit.max_bytes)}, "
+            f"of which weights may take {human_bytes(limit.max_bytes * _WEIGHT_SHARE)})"
+        )
+        session.lack(f"prefill: {note}")
+        return [*rows, row("prefill", "prompt", predicted=None, measured=None, unit="s", note=note)]
     layers = stack.build(spec, [name] * count, head_shape, lambda mixer: 0, session.device.torch_device, session.seed)
     shape = _shape(session, name)
     assert shape is not None
     sizes: tuple[int, ...] = _CPU_TOKENS
     if session.device.is_cuda:
         sizes = _GPU_QUICK if limit.quick else _GPU_TOKENS
+    wide = 6 * spec.hidden_size + max((m.shape[0] for layer in layers for m in layer.matrices), default=0) * 4
+    fitting = tuple(n for n in sizes if 2 * n * wide <= limit.max_bytes * (1 - _WEIGHT_SHARE))
+    if len(fitting) < len(sizes):
+        left = len(sizes) - len(fitting)
+        session.lack(f"prefill: activations of {left} of {len(sizes)} prompts do not fit into --max-memory")
+    sizes = fitting
     uniform = len(spec.layer_counts) == 1
-    for tokens in sizes:
+    for number, tokens in enumerate(sizes):
         if limit.seconds_left <= 0:
+            session.lack(f"prefill: the time was up after {number} of {len(sizes)} prompts")
             break
         session.say(f"prefill, {tokens} tokens")
         seconds = [s / count * spec.num_layers for s in _time_layers(session, layers, shape, tokens)]

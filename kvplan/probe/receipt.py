@@ -20,7 +20,7 @@ SECTIONS = (
     "device", "memory", "fill", "blocks", "bandwidth", "attention", "decode", "prefill", "correctness", "distributed",
     "drift",
 )  # fmt: skip
-"""Names of sections, in the order in which they run and are shown."""
+"""Names of sections, as ``--only`` takes them; `kvplan.probe.run.STEPS` has the order in which they run."""
 
 WIDE = 0.10
 """A spread (see `spread`) from which on a row says that it is wide.
@@ -82,13 +82,21 @@ def row(
     """A row with its error, spread and verdict worked out.
 
     Args:
-        measured: one figure, or all samples, whose median counts; None or nothing: not measured.
+        measured: one figure, or all samples, whose median counts; None or nothing: not measured. A figure that is
+            no finite number (NaN, infinity) is a failed row that says so, judged or not.
         tolerance: as a share of the prediction; 0.0 asks for equality, None for no verdict.
         sense: ``at_least`` passes whatever lies above the prediction, ``at_most`` whatever lies below it.
     """
     if section not in SECTIONS:
         raise ValueError(f"no section {section!r}")
-    samples = () if measured is None else (measured,) if isinstance(measured, int | float) else tuple(measured)
+    drawn = () if measured is None else (measured,) if isinstance(measured, int | float) else tuple(measured)
+    samples = tuple(x for x in drawn if isfinite(x))
+    wrong = [f"{len(drawn) - len(samples)} of {len(drawn)} measured figures"] if len(samples) < len(drawn) else []
+    if predicted is not None and not isfinite(predicted):
+        predicted, wrong = None, [*wrong, "the prediction"]
+    if wrong:  # JSON has no such numbers, and nothing agrees with them
+        note = f"not a number: {', '.join(wrong)}" + (f"; {note}" if note else "")
+        return Row(section, name, predicted, None, unit, None, tolerance, False, None, samples, sense, note)
     value = median(samples) if samples else None
     error = relative_error(predicted, value)
     return Row(
@@ -102,7 +110,7 @@ def _judge(
 ) -> bool | None:
     if tolerance is None or predicted is None:
         return None
-    if measured is None or not isfinite(measured):
+    if measured is None:
         return False
     if error is None:  # predicted 0
         return measured <= 0 if sense == "at_most" else sense == "at_least"
@@ -121,7 +129,7 @@ def relative_error(predicted: float | None, measured: float | None) -> float | N
 
 
 def median(samples: Sequence[float]) -> float:
-    """The middle one, or the mean of the two in the middle; whole numbers stay whole where they can."""
+    """The middle one, or the mean of the two in the middle."""
     ordered = sorted(samples)
     half = len(ordered) // 2
     if len(ordered) % 2:

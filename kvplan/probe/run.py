@@ -11,12 +11,13 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan._version import __version__
-from kvplan.errors import InputError
+from kvplan.errors import InputError, KvplanError
 from kvplan.probe.allocator import expandable_segments
 from kvplan.probe.calibrate import calibration_data, drift_rows
 from kvplan.probe.device import ProbeDevice
@@ -75,6 +76,8 @@ class Request(NamedTuple):
     """Measure although other processes hold memory of the card."""
     sections: tuple[str, ...] | None = None
     """Only these."""
+    debug: bool = False
+    """A section that fails ends the run with its error, instead of being a row."""
 
 
 class Receipt(NamedTuple):
@@ -89,18 +92,18 @@ class Receipt(NamedTuple):
     counts: Counts
     seconds: float
     complete: bool
-    """Whether every section ran to its end."""
+    """Whether every section ran to its end, over all of its shapes."""
     warnings: tuple[str, ...]
 
     @property
-    def agrees(self) -> bool:
-        """Whether no judged row is off."""
-        return self.counts.failed == 0
+    def agrees(self) -> bool | None:
+        """Whether no judged row is off; None: no row was judged."""
+        return self.counts.failed == 0 if self.counts.passed + self.counts.failed else None
 
     def to_dict(self) -> dict[str, Any]:
         """The object of ``validate --json``."""
         judged = self.counts.passed + self.counts.failed
-        reason = f"{self.counts.passed} of {judged} predictions hold"
+        reason = f"{self.counts.passed} of {judged} predictions hold" if judged else "no prediction was judged"
         if not self.complete:
             reason += "; not all was measured"
         return {
@@ -226,7 +229,7 @@ def validate(
         KeyboardInterrupt: after everything was freed.
     """
     start = time.monotonic()
-    steps = _steps(request)
+    steps = _steps(request, drift=before is not None)
     done = 0
 
     def say(text: str) -> None:
@@ -246,28 +249,29 @@ def validate(
             if module in LONG and limits.seconds_left <= 0:
                 note = "not begun: the time was up"
                 rows.append(row(section, LONG[module], predicted=None, measured=None, unit="s", note=note))
-                complete, done = False, done + 1
+                session.lack(f"{section}, {LONG[module]}: {note}")
+                done += 1
                 continue
             if section == "attention" and session.limits.slow:
                 share = ATTENTION_SHARE * limits.seconds_left
                 session.limits = limits._replace(deadline=time.monotonic() + share)
-            found, ended = _section(session, section, module, function)
+            found, ended = _section(session, section, module, function, debug=request.debug)
             rows += found
             session.limits = limits
             if section == "bandwidth":
                 _as_datasheet(session)
             complete &= ended
             done += 1
-            session.device.release()
+            _release(session)
     except KeyboardInterrupt:
-        session.device.release()
+        _release(session)
         if stopped is not None:
             stopped(_receipt(session, request, rows, start, False, ("interrupted",)))
         raise
     if before is not None:
-        rows += drift_rows(before, session)
-    if session.limits.seconds_left <= 0:
-        warnings.append("the time was up before every shape was measured")
+        rows += drift_rows(before, session, {step[0] for step in steps})
+    complete &= not session.lacks
+    warnings += session.lacks
     if any(r.wide for r in rows):
         warnings.append("the spread of some rows is wide: something else was at work, or clocks changed")
     return _receipt(session, request, rows, start, complete, tuple(warnings))
@@ -280,7 +284,7 @@ def _as_datasheet(session: Session) -> None:
         session.gpu = replace(session.gpu, bandwidth_bytes_per_second=int(read.value))
 
 
-def _steps(request: Request) -> list[tuple[str, str, str]]:
+def _steps(request: Request, *, drift: bool) -> list[tuple[str, str, str]]:
     if request.device.is_cuda and request.fill:
         steps = [*STEPS[:2], FILL, *STEPS[2:]]
     elif request.fill:
@@ -290,17 +294,22 @@ def _steps(request: Request) -> list[tuple[str, str, str]]:
     if world_size() > 1:
         steps = [STEPS[0], DISTRIBUTED]
     if request.sections is not None:
-        _refuse_absent(request.sections, {s[0] for s in steps})
+        _refuse_absent(request.sections, {s[0] for s in steps} | ({"drift"} if drift else set()))
         steps = [s for s in steps if s[0] in request.sections]
+    if not steps:
+        raise InputError("drift is worked out from what other sections measure", where="--only",
+                         hint="add bandwidth to it, or leave --only out")  # fmt: skip
     return steps
 
 
 def _refuse_absent(asked: tuple[str, ...], there: set[str]) -> None:
     """Raise where sections are asked for that this run does not have."""
     for name in asked:
-        if name in there or name == "drift":  # drift is worked out from the others
+        if name in there:
             continue
-        if name == "distributed":
+        if name == "drift":
+            hint = "add --check FILE, a calibration that this run is held against"
+        elif name == "distributed":
             hint = "start it under torchrun: torchrun --nproc-per-node 2 -m kvplan validate ..."
         elif name == "fill":
             hint = "add --fill: it takes all free memory of the GPU for moments"
@@ -315,17 +324,34 @@ def world_size() -> int:
     return int(text) if text.isdigit() and "RANK" in os.environ else 1
 
 
-def _section(session: Session, section: str, module: str, function: str) -> tuple[list[Row], bool]:
-    """(rows of one section, whether it ran to its end)."""
+def _section(session: Session, section: str, module: str, function: str, *, debug: bool) -> tuple[list[Row], bool]:
+    """(rows of one section, whether it ran to its end).
+
+    Whatever goes wrong in one section (a kernel that this card or this torch cannot run) leaves the others' rows.
+    """
     try:
         return getattr(import_module(module), function)(session), True
-    except (RuntimeError, MemoryError) as error:
-        session.device.release()
-        if not out_of_memory(error):
+    except KvplanError:
+        raise
+    except Exception as error:
+        _release(session)
+        if out_of_memory(error):
+            limit = human_bytes(session.limits.max_bytes)
+            note = f"out of memory within {limit}; free some, or lower --max-memory"
+            return [row(section, "out of memory", predicted=None, measured=None, unit="bytes", note=note)], False
+        if debug:
             raise
-        limit = human_bytes(session.limits.max_bytes)
-        note = f"out of memory within {limit}; free some, or lower --max-memory"
-        return [row(section, "out of memory", predicted=None, measured=None, unit="bytes", note=note)], False
+        said = next(iter(str(error).splitlines()), "")[:200]
+        note = f"{type(error).__name__}{f': {said}' if said else ''}; --debug shows where"
+        name = f"{LONG[module]} failed" if module in LONG else f"{section} failed"
+        failed = row(section, name, predicted=None, measured=None, unit="count", note=note)
+        return [failed._replace(passed=False)], False
+
+
+def _release(session: Session) -> None:
+    """Give memory back; a driver that has failed says so again here, and has nothing to give."""
+    with suppress(Exception):
+        session.device.release()
 
 
 def _receipt(

@@ -51,13 +51,14 @@ def _device() -> dict[str, Any]:
         "bus_width_bits": _COUNT, "max_memory_clock_mhz": _COUNT, "memory_clock_mhz": _COUNT, "sm_clock_mhz": _COUNT,
         "max_sm_clock_mhz": _COUNT, "compute_capability": _TEXT, "power_limit_watts": _NUMBER,
         "theoretical_bandwidth": _NUMBER,
+        "other_processes": _said(_COUNT, "on the card before the probe; absent in receipts of November 2026"),
     }  # fmt: skip
     facts = {
         "kind": {"enum": ["cuda", "rocm", "mps", "cpu"]}, "index": {"type": "integer"}, "name": {"type": "string"},
         "gpu": _said(_TEXT, "id in the catalog"), "total_bytes": {"type": "integer"},
         "free_bytes": {"type": "integer"}, "theoretical_bandwidth": _NUMBER, "bandwidth_source": _TEXT,
         "compute_capability": _TEXT, "multiprocessors": _COUNT, "cache_bytes": _COUNT,
-        "nvml": {"anyOf": [{"type": "null"}, _object(nvml, "What the driver says; without the card's UUID.")]},
+        "nvml": {"anyOf": [{"type": "null"}, _object(nvml, "What the driver says; without the card's UUID.", ("other_processes",))]},
     }  # fmt: skip
     return _object(facts, "The device that was measured.")
 
@@ -74,8 +75,8 @@ def schema() -> dict[str, Any]:
         "quick": flag, "fill": flag, "max_memory_bytes": number, "world_size": number,
     }  # fmt: skip
     verdict = {
-        "agrees": flag, "reason": text, "passed": number, "failed": number, "informative": number,
-        "complete": _said(flag, "whether every section ran to its end"),
+        "agrees": _said(_FLAG, "null: no row was judged"), "reason": text, "passed": number, "failed": number, "informative": number,
+        "complete": _said(flag, "whether every section ran to its end, over all of its shapes"),
     }  # fmt: skip
     body = _object(
         {

@@ -105,6 +105,13 @@ class Session:
     say: Callable[[str], None] = lambda text: None
     """Says on stderr what is being done: ``attention, fp8, 64 x 4096``."""
     seed: int = 0
+    lacks: list[str] = field(default_factory=list)
+    """What a section left out for want of memory or time, a sentence each; see `lack`."""
+
+    def lack(self, what: str) -> None:
+        """Note that something was not measured that should have been: the receipt is then not complete."""
+        if what not in self.lacks:
+            self.lacks.append(what)
 
     def speed(self, calibration: Calibration | None = None, *, engine: str = "generic") -> Setup | str:
         """What `kvplan.planning.speed` predicts this model's step from; a sentence where nothing can be said.

@@ -15,9 +15,10 @@ import torch
 
 from kvplan.planning.speed import decode
 from kvplan.probe import linear, stack, timing
-from kvplan.probe.attention import PAGE, head_shape
+from kvplan.probe.attention import PAGE, head_shape, skipped
 from kvplan.probe.kernels import between, choose, store
 from kvplan.probe.receipt import Row, median, quantile, row
+from kvplan.units import human_bytes
 
 if TYPE_CHECKING:
     from kvplan.planning.speed.figures import Setup
@@ -38,8 +39,13 @@ _CPU_LAYERS = 2
 """Layers on a CPU at most: the others are scaled."""
 _VOCAB_ALIGN = 64
 """Rows that the head is padded to, as engines do: products of odd widths are several times slower."""
-_WEIGHT_SHARE, _POOL_SHARE = 0.55, 0.3
-"""Of what a section may hold that goes to weights and to caches."""
+_CPU_WEIGHT_SHARE, _CPU_POOL_SHARE = 0.75, 0.2
+_WEIGHT_SHARE, _POOL_SHARE, _CHECK_SHARE = 0.55, 0.3, 0.02
+"""Of what a section may hold that goes to weights, to caches, and to holding attention against float64."""
+
+
+class Unserved(RuntimeError):
+    """No attention that is right runs here over some layer's cache: a step without it would be no step."""
 
 
 class Point(NamedTuple):
@@ -71,14 +77,22 @@ def measure(session: Session) -> list[Row]:
     if (reason := _unfit(session)) is not None:
         return [row("decode", "decode step", predicted=None, measured=None, unit="s", note=reason)]
     held = hold(session)
+    if isinstance(held, str):
+        session.lack(f"decode step: {held}")
+        return [row("decode", "decode step", predicted=None, measured=None, unit="s", note=held)]
     rows = linear.measure(session, held.layers, held.head)
     rows.append(_between(session, held))
     points = []
-    for batch, context in _grid(session, held):
+    grid = _grid(session, held)
+    for batch, context in grid:
         if session.limits.seconds_left <= 0:
+            session.lack(f"decode, steps: the time was up after {len(points)} of {len(grid)} points")
             break
         session.say(f"decode step, {batch} x {context}")
-        points.append(time_step(session, held, batch, context))
+        try:
+            points.append(time_step(session, held, batch, context))
+        except Unserved as problem:
+            session.lack(f"decode, step {batch} x {context}: {problem}")
     rows += _point_rows(session, held, points)
     held.layers.clear()
     held.pools.clear()
@@ -109,14 +123,20 @@ def _state_bytes(session: Session) -> Callable[[CacheKind], int]:
     return lambda mixer: int(state_bytes(mixer, session.layout.formats))
 
 
-def hold(session: Session) -> Held:
-    """As many layers as fit, evenly taken from the model, the head, and pages for the largest point."""
+def hold(session: Session) -> Held | str:
+    """As many layers as fit, evenly taken from the model, and the head; a sentence where one layer is too large."""
     spec, limits = session.layout.spec, session.limits
     device = session.device.torch_device
     vocab = -(-spec.vocab_size // _VOCAB_ALIGN) * _VOCAB_ALIGN
-    rest = limits.max_bytes * _WEIGHT_SHARE - 2 * vocab * spec.hidden_size
+    head_bytes = 2 * vocab * spec.hidden_size
+    most = limits.max_bytes * (_WEIGHT_SHARE if session.device.is_cuda else _CPU_WEIGHT_SHARE)
     each = max(stack.layer_bytes(spec, name) for name in set(spec.layers))
-    count = max(1, min(spec.num_layers, int(rest // each)))
+    if each + head_bytes > most:
+        return (
+            f"one layer and the head take {human_bytes(each + head_bytes)}, which does not fit into --max-memory "
+            f"({human_bytes(limits.max_bytes)}, of which weights may take {human_bytes(most)})"
+        )
+    count = min(spec.num_layers, int((most - head_bytes) // each))
     if not session.device.is_cuda:
         count = min(count, _CPU_LAYERS)
     chosen = [round(i * (spec.num_layers - 1) / max(count - 1, 1)) for i in range(count)]
@@ -134,18 +154,23 @@ def _grid(session: Session, held: Held) -> list[tuple[int, int]]:
     wanted: tuple[tuple[int, int], ...] = CPU_QUICK if quick else CPU_GRID
     if session.device.is_cuda:
         wanted = GPU_QUICK if quick else GPU_GRID
-    most = session.limits.max_bytes * _POOL_SHARE
+    most = session.limits.max_bytes * (_POOL_SHARE if session.device.is_cuda else _CPU_POOL_SHARE)
 
     def size(batch: int, context: int) -> float:
-        total = 0
+        total = work = 0
         for layer in held.layers:
             if layer.head is not None:
                 total += batch * _cached(layer, context) * store.row_bytes(layer.head, held.fmt)
+                work = max(work, batch * _cached(layer, context) * store.workspace_bytes(layer.head, held.fmt))
             total += batch * layer.state_elements * 2
-        return total
+        return total + work
 
     longest = session.model.max_position_embeddings or 1 << 20
-    fitting = [(b, c) for b, c in wanted if size(b, c) <= most and c <= longest]
+    possible = [(b, c) for b, c in wanted if c <= longest]
+    fitting = [point for point in possible if size(*point) <= most]
+    if len(fitting) < len(possible):
+        left = len(possible) - len(fitting)
+        session.lack(f"decode, steps: the caches of {left} of {len(possible)} points do not fit into --max-memory")
     return sorted(fitting, key=lambda point: -size(*point))
 
 
@@ -209,10 +234,11 @@ def _attends(
             held.pools[shape] = pool
         work = choose.over_pool(session.device, pool, len(indices), batch, length, session.seed)
         several = session.device.is_cuda and not session.limits.quick
-        picked = choose.pick(work, choose.paths(work, several=several), samples=3, check=False)
+        work.check_bytes = min(work.check_bytes, int(session.limits.max_bytes * _CHECK_SHARE))
+        picked = choose.pick(work, choose.paths(work, several=several), samples=3)
         if picked is None:
-            continue
-        names.append(picked.path.name)
+            raise Unserved(f"no attention serves {held.fmt} ({'; '.join(work.rejected) or 'no candidate'})")
+        names.append(picked.path.name + skipped(picked))
         for copy, index in enumerate(indices):
             found[index] = _bound(work, picked.path.run, copy, scratch)
     return found, names

@@ -27,6 +27,10 @@ def fit_report(plain: Plain, *, every: bool = False) -> Document:
         parts.append(_front(plain["front"]))
     if plain["failures"]:
         parts.append(_failures(plain["failures"]))
+    if plain["not_tried"]:
+        parts.append(Notes([_left_out(each) for each in plain["not_tried"]], title="Not tried"))
+    if said := list(dict.fromkeys(text for row in (*rows, *plain["front"]) for text in row["warnings"])):
+        parts.append(Notes(said, title="The engines say"))
     if rows:
         parts.append(Notes([f"kvplan plan {inputs['source']} {rows[0]['flags']}"], title=_plan_title(rows[0])))
     return parts
@@ -90,14 +94,14 @@ def _rows(plain: Plain, every: bool) -> Grid:
             [
                 str(row["rank"]), row["gpu"], f"{row['gpus']:,}", shape, *([row["engine"]] if engines else []),
                 row["weights"], row["kv_cache"], _money(row["usd_per_hour"]), _money(row["per_million_output_tokens"]),
-                duration(row["ttft_seconds"]), _time(row["tpot_seconds"]), f"{row['margin']:.0%}",
+                *_times(row), f"{round(row['margin'], 2) + 0.0:.0%}",
             ]
         )  # fmt: skip
     what = "ways" if every else "the best way of each GPU"
     left = (plain["feasible"] if every else plain["gpus_feasible"]) - len(rows)
     more = f"; {left:,} more: --top N" if left > 0 else ""
     note = "$ of all copies, -: no price known (--price ID=USD); margin: to the tightest of slots, rate and targets"
-    return Grid(columns, lines, title=f"Cheapest first, {what}", note=note + more)
+    return Grid(columns, lines, title=f"Cheapest first, {what}", note=note + _unreported(rows) + more)
 
 
 def _cost(rows: Sequence[Plain]) -> Part:
@@ -119,20 +123,19 @@ def _cost(rows: Sequence[Plain]) -> Part:
 
 def _front(rows: Sequence[Plain]) -> Grid:
     columns = [
-        Column("GPU"), Column("GPUs", right=True), Column("layout"), Column("weights"), Column("cache"),
-        Column("$/h", right=True), Column("a request", right=True), Column("TTFT", right=True),
-        Column("TPOT", right=True),
+        Column("GPU"), Column("GPUs", right=True), Column("layout"), Column("weights"),
+        Column("cache", optional=True), Column("$/h", right=True), Column("a request", right=True),
+        Column("TTFT", right=True), Column("TPOT", right=True),
     ]  # fmt: skip
     lines = [
         [
             row["gpu"], f"{row['gpus']:,}", layout(row), row["weights"], row["kv_cache"], _money(row["usd_per_hour"]),
-            duration(row["request_seconds"]), duration(row["ttft_seconds"]), _time(row["tpot_seconds"]),
+            duration(row["request_seconds"]), *_times(row),
         ]
         for row in rows
     ]  # fmt: skip
-    return Grid(
-        columns, lines, title="Cost against latency", note="nothing is both cheaper and faster than one of these"
-    )
+    note = "nothing is both cheaper and faster than one of these" + _unreported(rows)
+    return Grid(columns, lines, title="Cost against latency", note=note)
 
 
 def _failures(failures: Sequence[Plain]) -> Grid:
@@ -146,21 +149,44 @@ def _failures(failures: Sequence[Plain]) -> Grid:
     lines = []
     for failure in failures:
         near = failure["nearest"]
-        names = ", ".join(failure["gpus"][:_NAMED])
-        more = f" and {len(failure['gpus']) - _NAMED:,} more" if len(failure["gpus"]) > _NAMED else ""
         where = f"{near['gpu']}, {near['layout']}" if near else "-"
         lines.append(
-            [f"{len(failure['gpus']):,}", failure["reason"], where, near["text"] if near else "-", names + more]
+            [
+                f"{len(failure['gpus']):,}",
+                failure["reason"],
+                where,
+                near["text"] if near else "-",
+                _named(failure["gpus"]),
+            ]
         )
     return Grid(columns, lines, title="GPUs that do not carry it")
+
+
+def _left_out(each: Plain) -> str:
+    name, flag = each["format"], {"weights": "--weights", "cache": "--kv-cache-dtype"}[each["use"]]
+    return f"{name} {each['use']}: {each['reason']} on {_named(each['gpus'])}; {flag} {name} tries them"
+
+
+def _named(gpus: Sequence[str]) -> str:
+    more = f" and {len(gpus) - _NAMED:,} more" if len(gpus) > _NAMED else ""
+    return ", ".join(gpus[:_NAMED]) + more
 
 
 def _money(value: float | None) -> str:
     return "-" if value is None else dollars(value)
 
 
-def _time(value: float | None) -> str:
-    return "-" if value is None else duration(value)
+def _times(row: Plain) -> tuple[str, str]:
+    """(TTFT, TPOT), marked where no report stands behind them."""
+    mark, step = "" if row["speed_reported"] else "~", row["tpot_seconds"]
+    return mark + duration(row["ttft_seconds"]), "-" if step is None else mark + duration(step)
+
+
+def _unreported(rows: Sequence[Plain]) -> str:
+    """What the mark of `_times` says, where there is one."""
+    if all(row["speed_reported"] for row in rows):
+        return ""
+    return "; ~: no report of this engine on such devices stands behind its speed"
 
 
 def rows_as_text(plain: Plain, form: str) -> str:
@@ -185,4 +211,5 @@ def _columns(rows: Sequence[Plain]) -> list[str]:
 
 def _value(row: Plain, name: str) -> Any:
     outer, _, inner = name.partition(".")
-    return row[outer][inner] if inner else row[outer]
+    found = row[outer][inner] if inner else row[outer]
+    return "; ".join(found) if isinstance(found, list) else found

@@ -29,6 +29,8 @@ class HeatMap(NamedTuple):
     values: Sequence[Sequence[float | None]]
     """Row by row: how large it is; None: there is no figure."""
     note: str = ""
+    over: Sequence[Sequence[bool]] = ()
+    """Row by row: which cells are of plans that do not fit, as their texts say too; empty: none."""
 
 
 def draw(picture: HeatMap, *, width: int | None = None, color: bool = False, unicode: bool = True) -> str:

@@ -21,6 +21,9 @@ HEIGHT, MOST_COLUMNS = 8, 72
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a Braille pattern (U+2800), by row and column."""
 _ASCII = "*+xo#%"
+_DASHES = ((1, 1), (4, 6), (1, 2), (6, 8))
+"""By colour: how many of how many dots along a line are drawn, so that lines differ where there are no colours."""
+_KEYS = ("⠒⠒⠒", "⠒⠒ ⠒", "⠂⠂⠂", "⠒⠒⠒ ⠒")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -87,20 +90,25 @@ class _Canvas:
     def draw(self, series: Series, color: int) -> None:
         known = [(x, y) for x, y in series.points if y is not None]
         places = [self.place(x, y) for x, y in known]
-        for at in places:
-            self._dot(*at, color)
-        if series.kind == "dots":
+        if series.kind == "dots" or len(places) == 1:
+            for at in places:
+                self._dot(*at, color)
             return
+        gone = 0
         for (x0, y0), (x1, y1) in pairwise(places):
             if series.kind == "step":
-                self._way(x0, y0, x1, y0, color)
+                gone = self._way(x0, y0, x1, y0, color, gone)
                 x0 = x1
-            self._way(x0, y0, x1, y1, color)
+            gone = self._way(x0, y0, x1, y1, color, gone)
 
-    def _way(self, x0: float, y0: float, x1: float, y1: float, color: int) -> None:
+    def _way(self, x0: float, y0: float, x1: float, y1: float, color: int, gone: int) -> int:
+        """A piece of a line, `gone` dots after its beginning; how many they are at its end."""
         count = max(1, ceil(max(abs(x1 - x0), abs(y1 - y0))))
+        drawn, period = _DASHES[color % len(_DASHES)] if self.unicode else _DASHES[0]
         for i in range(count + 1):
-            self._dot(x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count, color)
+            if (gone + i) % period < drawn:
+                self._dot(x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count, color)
+        return gone + count
 
     def _dot(self, x: float, y: float, color: int) -> None:
         column, row = round(x), round(y)
@@ -179,7 +187,10 @@ def _legend(chart: Chart, unicode: bool) -> list[list[Run]]:
     if sum(bool(label) for _, label in keys) < 2:
         return []
     return [
-        [("⠒⠒ " if unicode else f"{_ASCII[color % len(_ASCII)]}  ", COLORS[color % len(COLORS)]), (label, "")]
+        [
+            (f"{_KEYS[color % len(_KEYS)] if unicode else _ASCII[color % len(_ASCII)]} ", COLORS[color % len(COLORS)]),
+            (label, ""),
+        ]
         for color, label in keys
         if label
     ]

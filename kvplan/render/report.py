@@ -254,6 +254,8 @@ def _capacity(plan: Plain) -> list[Part]:
     )
     limit, asked = inputs.get("max_num_seqs"), inputs["prompt_tokens"] + inputs["output_tokens"]
     held = next((a["requests"] for a in capacity["at"] if a["tokens"] == asked), 0)
+    shared = inputs["shared_prefix_tokens"]
+    held = next((a["requests"] for a in capacity["by_shared_prefix"] if a["prefix_tokens"] == shared), held)
     if limit and limit < held:
         text = f"max_num_seqs; the cache would hold {held:,} of {asked:,} tokens"
         rows.append(("requests at once", f"{limit:,}", text))

@@ -21,7 +21,8 @@ def plans_report(plain: Plain) -> Document:
     if plans:
         first = plans[0]
         where = f" on {first['inputs']['gpus']} x {first['inputs']['gpu']}" if first["inputs"]["gpu"] else ""
-        parts = [Title(f"{first['model']['id']}{where}", f"{len(plans)} engines"), _holds(plans), _costs(plans)]
+        count = f"{len(plans)} engines" if len(plans) != 1 else "1 engine"
+        parts = [Title(f"{first['model']['id']}{where}", count), _holds(plans), _costs(plans)]
     else:
         parts = [Title("no engine could answer")]
     refused = [f"{r['engine']}: {r['message']}" + (f" ({r['hint']})" if r["hint"] else "") for r in plain["refused"]]

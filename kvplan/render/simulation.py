@@ -75,14 +75,15 @@ def simulation_report(result: Plain, *, pictures: bool = False) -> Document:
         pictures: with the timeline, for formats that draw.
     """
     inputs, trace = result["inputs"], result["trace"]
-    detail = [inputs["engine"] + " " + inputs["engine_version"], f"{inputs['allocator']} memory"]
-    detail += [f"{inputs['scheduler']} batching"]
+    static = inputs["scheduler"] == "static"
+    memory = "max_model_len reserved for each request" if static else f"{inputs['allocator']} memory"
+    detail = [inputs["engine"] + " " + inputs["engine_version"], memory, f"{inputs['scheduler']} batching"]
     if inputs["replicas"] > 1:
         detail.append(f"{inputs['replicas']} replicas, {inputs['routing']}")
     title = Title(f"{inputs['model']} on {inputs['gpu']}: {trace['requests']:,} requests", ", ".join(detail))
     parts: list[Part] = [title, _served(result), latency_grid(result), _memory(result)]
-    if inputs["enable_prefix_caching"] and inputs["allocator"] == "paged":
-        parts.append(_cache(result["cache"]))
+    if inputs["enable_prefix_caching"] and inputs["allocator"] == "paged" and not static:
+        parts.append(_cache(result["cache"], inputs["block_size"]))
     if result.get("smallest_pool"):
         parts.append(_smallest(result["smallest_pool"]))
     if pictures and result["timeline"]:
@@ -139,30 +140,38 @@ def _memory(result: Plain) -> KeyValues:
     return KeyValues(rows, title="KV memory")
 
 
-def _cache(cache: Plain) -> KeyValues:
-    return KeyValues(
-        [
-            ("hit rate", share(cache["hit_rate"]), f"{cache['hit_tokens']:,} tokens of prompts were there already"),
-            ("ceiling", share(cache["ceiling_rate"]), f"{cache['ceiling_tokens']:,} tokens, whatever the cache"),
-            ("evictions", f"{cache['evictions']:,} blocks", "of prefixes that had to make room"),
-        ],
-        title="Prefix cache",
-    )
+def _cache(cache: Plain, block_size: int) -> KeyValues:
+    rows = [
+        ("hit rate", share(cache["hit_rate"]), f"{cache['hit_tokens']:,} tokens of prompts were there already"),
+        (
+            "by blocks", share(cache["hit_block_rate"]),
+            f"{cache['hit_blocks']:,} of {cache['looked_up_blocks']:,} whole blocks of {block_size}",
+        ),
+        ("ceiling", share(cache["ceiling_rate"]), f"{cache['ceiling_tokens']:,} tokens, whatever the cache"),
+    ]  # fmt: skip
+    if cache["ceiling_block_tokens"] is not None:
+        said = f"{cache['ceiling_blocks']:,} blocks of {cache['ceiling_block_tokens']}, a prompt's partial last one too"
+        rows.append(("by blocks", share(cache["ceiling_block_rate"]), said))
+    rows.append(("evictions", f"{cache['evictions']:,} blocks", "of prefixes that had to make room"))
+    return KeyValues(rows, title="Prefix cache")
 
 
 def _smallest(found: Plain) -> KeyValues:
     wanted = " and ".join(found["targets"])
+    if found["interrupted"]:
+        wanted = f"{wanted}; the search was interrupted"
+    if not found["met"] and found["interrupted"]:
+        said = f"meets {wanted} after {found['runs']} simulations"
+        return KeyValues([("smallest pool", "none so far", said)], title="Target")
     if not found["met"]:
         return KeyValues([("smallest pool", "none", f"meets {wanted}, of {found['runs']} that were tried")])
     rows = [
         ("smallest pool", f"{found['blocks']:,} blocks", f"meets {wanted}; {found['runs']} simulations"),
         ("", gib(found["bytes"]), f"per GPU, {share(found['share_of_pool'])} of the pool there is"),
-        (
-            "",
-            f"{found['tokens']:,} tokens",
-            f"to within {'a block' if found['finer_than'] == 1 else found['finer_than']}",
-        ),
+        ("to within", "a block" if found["finer_than"] == 1 else f"{found['finer_than']:,} blocks", ""),
     ]
+    if found["tokens"] is not None:
+        rows[2:2] = [("", f"{found['tokens']:,} tokens", "that it holds")]
     return KeyValues(rows, title="Target")
 
 

@@ -13,6 +13,7 @@ Plain = Mapping[str, Any]
 
 MOST_PICTURES = 6
 MOST_BARS = 40
+_SIGN = "! and a cut corner"
 _CHOSEN = (
     "capacity.requests", "capacity.max_concurrency", "kv.bytes_per_sequence", "decode.tokens_per_second",
     "decode.seconds_per_step", "kv.bytes_per_request",
@@ -58,7 +59,7 @@ def sweep_pictures(
         wanted = [f for f in wanted if len({cell[f] for cell in cells}) > 1] or wanted
     wanted = wanted[:MOST_PICTURES]
     if len(names) == 2:
-        return [sweep_map(f"{title}: {heading(f)}", values, names, f, cells) for f in wanted]
+        return [sweep_map(f"{title}: {heading(f)}", values, names, f, cells, sign=_SIGN) for f in wanted]
     numeric = len(names) == 1 and all(_size(v) is not None and not isinstance(v, bool) for v in values[0])
     if numeric and len(values[0]) > 2:
         return [_line(title, names[0], f, cells) for f in wanted]

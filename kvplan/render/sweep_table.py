@@ -49,6 +49,9 @@ ESSENTIAL = ("capacity.max_concurrency", "capacity.requests", "verdict.fits", "k
 """Figures that a narrow terminal shows too, where none was asked for."""
 
 
+FITS = "verdict.fits"
+
+
 def sweep_report(
     title: str, axes: Sequence[str], figures: Sequence[str], cells: Sequence[Plain], more: int, *, asked: bool = True
 ) -> Document:
@@ -71,25 +74,36 @@ def sweep_report(
 
 
 def sweep_map(
-    title: str, axes: Sequence[Sequence[Any]], names: Sequence[str], figure: str, cells: Sequence[Plain]
-) -> HeatMap:
+    title: str, axes: Sequence[Sequence[Any]], names: Sequence[str], figure: str, cells: Sequence[Plain],
+    *, sign: str = "!",
+) -> HeatMap:  # fmt: skip
     """One figure over two axes.
 
     Args:
         axes: the values of the rows and of the columns.
         names: of the two axes.
         figure: which figure.
-        cells: of all combinations, in any order.
+        cells: of all combinations, in any order; those that say so (`FITS`) are marked where they do not fit.
+        sign: how the note calls the mark.
     """
     found = {(cell[names[0]], cell[names[1]]): cell for cell in cells}
     grid = [[found[row, column] for column in axes[1]] for row in axes[0]]
     refused = sum(cell["refused"] is not None for cell in cells)
+    over = [[figure != FITS and cell.get(FITS) is False for cell in row] for row in grid]
+    count = sum(map(sum, over))
+    notes = [
+        f"{sign}: {count:,} of {len(cells):,} plans do not fit" if count else "",
+        f"{refused:,} refused: --format csv says why" if refused else "",
+    ]
     return HeatMap(
         title=title, row_name=heading(names[0]), column_name=heading(names[1]),
         rows=[shown(names[0], v) for v in axes[0]], columns=[shown(names[1], v) for v in axes[1]],
-        texts=[[shown(figure, cell[figure]) for cell in row] for row in grid],
+        texts=[
+            [shown(figure, cell[figure]) + "!" * bad for cell, bad in zip(row, bads, strict=True)]
+            for row, bads in zip(grid, over, strict=True)
+        ],
         values=[[_size(cell[figure]) for cell in row] for row in grid],
-        note=f"{refused:,} refused: --format csv says why" if refused else "",
+        note="; ".join(filter(None, notes)), over=over if count else (),
     )  # fmt: skip
 
 

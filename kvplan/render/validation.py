@@ -43,7 +43,7 @@ def _title(plain: Plain) -> Title:
 
 def _verdict(plain: Plain) -> KeyValues:
     verdict = plain["verdict"]
-    word = "agrees" if verdict["agrees"] else "OFF"
+    word = {True: "agrees", False: "OFF", None: "nothing judged"}[verdict["agrees"]]
     remark = f"{verdict['reason']}; {verdict['informative']} more rows inform"
     return KeyValues([("verdict", word, remark), ("took", f"{plain['seconds']:.1f} s", _limits(plain))])
 
@@ -72,11 +72,13 @@ def _nvml(known: Plain) -> list[tuple[str, str, str]]:
     def state(value: bool | None) -> str:
         return "not said" if value is None else "on" if value else "off"
 
-    others = len(known["processes"])
+    processes = known.get("processes")  # of `gpus detect`; receipts, which are published, only count them
+    others = known.get("other_processes") if processes is None else len(processes)
+    beside = "processes not counted" if others is None else f"{others} process{'es' if others != 1 else ''}"
     reserved = "-" if known["reserved_bytes"] is None else gib(known["reserved_bytes"])
     return [
         ("NVML", gib(known["total_bytes"]), f"{reserved} reserved, {gib(known['used_bytes'])} used before the probe"),
-        ("state", f"ECC {state(known['ecc'])}", f"MIG {state(known['mig'])}, {others} processes"),
+        ("state", f"ECC {state(known['ecc'])}", f"MIG {state(known['mig'])}, {beside}"),
         (
             "clocks", f"{known['max_memory_clock_mhz'] or '-'} MHz memory",
             f"{known['max_sm_clock_mhz'] or '-'} MHz multiprocessors, {known['bus_width_bits'] or '-'} bit bus",

@@ -111,9 +111,20 @@ class CacheFigures(NamedTuple):
     """Blocks of prefixes that had to make room."""
     hit_rate: float
     """Of the tokens of prompts that were admitted."""
+    looked_up_blocks: int
+    """Whole blocks of prompts that were admitted."""
+    hit_block_rate: float
+    """Of `looked_up_blocks`."""
     ceiling_tokens: int
     """What any cache could share (`Ceiling`)."""
     ceiling_rate: float
+    ceiling_blocks: int
+    """In the trace's blocks where it has some, and a prompt's last one though partial: `hit_blocks` are the engine's,
+    and whole."""
+    ceiling_block_tokens: int | None
+    """Tokens of one of `ceiling_blocks`; null: the trace does not say what prompts share."""
+    ceiling_block_rate: float
+    """`ceiling_blocks` of all blocks of the prompts, partial ones too."""
 
 
 class Waste(NamedTuple):
@@ -221,12 +232,15 @@ class Smallest(NamedTuple):
     bytes: int | None
     """Per GPU."""
     tokens: int | None
+    """Null: windows or states share the pool, and how many tokens fit depends on who runs."""
     share_of_pool: float | None
     """Of the deployment's own pool; above 1: that is too small."""
     runs: int
     """Simulations."""
     finer_than: int | None
     """The largest pool that was tried and does not meet the targets is so many blocks smaller."""
+    interrupted: bool
+    """The search was: this is what it knew then."""
 
 
 class Simulations(NamedTuple):

@@ -6,6 +6,7 @@ is taken, of as many tokens as the plan finds.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,6 +71,16 @@ class Site(NamedTuple):
     def kv_tokens(self) -> int:
         """Tokens that the pool holds where one group keeps them all."""
         return self.num_blocks * self.block_size
+
+    def tokens_of(self, blocks: int) -> int | None:
+        """Tokens that so many blocks hold; None: windows or states make that a question of who runs.
+
+        Groups that keep all tokens share the pool: what a token takes of each adds up.
+        """
+        shape = self.shape
+        if shape.windows or shape.fixed or not shape.whole:
+            return None
+        return int(blocks / sum(Fraction(1, size) for size in shape.whole))
 
 
 def prepare(deployment: Deployment) -> Site:

@@ -97,6 +97,8 @@ class Rows:
         self.first = np.full(count, np.nan)
         self.finish = np.full(count, np.nan)
         self.hits: Ints = np.zeros(count, np.int64)
+        self.tried = np.zeros(count, np.bool_)
+        """Whether it was looked up in the prefix cache."""
         self.preemptions = np.zeros(count, np.int32)
         self.replica = np.full(count, -1, np.int32)
         self.rejected: dict[int, str] = {}

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvplan.simulate.allocators.prefix import Mark
+
 
 class Request:
     """What the scheduler and the memory keep about a request; tokens are of one of its `samples` sequences."""
@@ -9,7 +14,8 @@ class Request:
     __slots__ = (
         "admitted", "apart", "arrival", "base_length", "base_step", "computed", "cursor", "emitted", "extra_blocks",
         "finish_step", "first", "forked", "holds", "index", "marks", "output", "parting", "place", "plan",
-        "preemptions", "prompt", "registered", "samples", "spans", "swapped", "tail", "target", "tried",
+        "preemptions", "prompt", "registered", "samples", "spans", "stand", "stands", "swapped", "tail",
+        "target", "tried",
     )  # fmt: skip
 
     def __init__(self, index: int, arrival: float, prompt: int, output: int, samples: int = 1) -> None:
@@ -28,8 +34,12 @@ class Request:
         """(entry of `plan`, spans of it) that the next whole span belongs to."""
         self.holds: list[list[int]] = []
         """[key, spans] that this request holds in the prefix cache, in order."""
-        self.marks: list[int] = []
-        """Spans of `plan` after which its windows and states are kept for others."""
+        self.marks: list[Mark] = []
+        """Where its windows and states are kept for others when it ends."""
+        self.stand = 0
+        """Tokens up to which its windows read, or read, what others keep of `stands`."""
+        self.stands: Mark | None = None
+        """The mark that it went on from and has in its windows, with others."""
         self.parting = 0
         """Spans after which others that were here before go on differently; 0: none was met."""
         self.registered = 0

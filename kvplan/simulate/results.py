@@ -69,10 +69,15 @@ def figures(run: Run, *, best: Ceiling | None = None) -> Simulation:
 def _cache(run: Run, most: Ceiling) -> CacheFigures:
     hits = sum(r.counts.hit_tokens for r in run.replicas)
     looked = sum(r.counts.looked_up_tokens for r in run.replicas)
+    size = run.site.block_size
+    blocks = int((run.trace.prompts[run.rows.tried] // size).sum())
     return CacheFigures(
-        hit_tokens=hits, hit_blocks=hits // run.site.block_size,
+        hit_tokens=hits, hit_blocks=hits // size, looked_up_blocks=blocks,
+        hit_block_rate=hits // size / blocks if blocks else 0.0,
         evictions=sum(r.memory.evicted_blocks for r in run.replicas), hit_rate=hits / looked if looked else 0.0,
         ceiling_tokens=most.hit_tokens, ceiling_rate=most.hit_tokens / most.tokens if most.tokens else 0.0,
+        ceiling_blocks=most.hit_blocks, ceiling_block_tokens=most.block_tokens,
+        ceiling_block_rate=most.hit_blocks / most.blocks if most.blocks else 0.0,
     )  # fmt: skip
 
 
@@ -168,6 +173,19 @@ def timeline(run: Run) -> tuple[Moment, ...]:
         )
         for i in range(len(table))
     )  # fmt: skip
+
+
+def early_turns(run: Run) -> int:
+    """Turns of conversations that arrived before the answer that they repeat was done."""
+    done: dict[int, float] = {}
+    early = 0
+    tails, arrivals, finish = run.trace.tails.tolist(), run.trace.arrivals.tolist(), run.rows.finish.tolist()
+    for i in range(run.served):
+        tail = tails[i]
+        if tail >= 0:
+            early += not done.get(tail, 0.0) <= arrivals[i]  # NaN: it never was
+            done[tail] = finish[i]
+    return early
 
 
 def request_rows(run: Run) -> Iterator[tuple[Any, ...]]:

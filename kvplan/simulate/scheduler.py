@@ -57,6 +57,7 @@ class Replica:
         self.running: dict[Request, None] = {}
         """In order of admission; the one whose prompt is under way is the last."""
         self.partial: Request | None = None
+        self.ahead: list[float] | None = None
         self.sequences = 0
         """That run, prompts under way included."""
         self.batch = 0
@@ -171,6 +172,7 @@ class Replica:
             return
         request.tried = True
         self.rows.hits[request.index] = hit
+        self.rows.tried[request.index] = True
         self.counts.hit_tokens += hit
         self.counts.looked_up_tokens += request.prompt
 
@@ -184,7 +186,10 @@ class Replica:
         seconds = 0.0
         if chunks:
             mean = (context + decoding) / decoding if decoding else 0.0
-            seconds = timer.mixed(decoding, mean, [(start, end) for _, start, end in chunks], done)
+            goes_on = len(chunks) == 1 and chunks[0][0] is self.partial and not moved
+            ahead = self.ahead if goes_on else None
+            seconds = timer.mixed(decoding, mean, [(start, end) for _, start, end in chunks], done, ahead)
+            self.ahead = timer.ahead
         elif decoding:
             seconds = timer.decode(decoding, (context + decoding) / decoding)
         if moved:
@@ -312,7 +317,7 @@ class Replica:
         seconds = timer.decodes(decoding, tokens, steps)
         if steps > 1:
             memory.grow(self.step + 1, steps - 1, decoding)
-        self._record(before, seconds, steps * decoding)
+        self._record(before, seconds, steps * decoding, memory.mean_growth(self.step, steps))
         self.clock += seconds
         self.step += steps
         self.context += steps * decoding
@@ -328,10 +333,15 @@ class Replica:
                 return at
             heappop(events)
 
-    def _record(self, before: tuple[float, ...], seconds: float, tokens: int) -> None:
+    def _record(
+        self, before: tuple[float, ...], seconds: float, tokens: int, growth: tuple[float, float] | None = None
+    ) -> None:
+        """Means over some time: between its ends, but for blocks that are taken one by one (`growth`)."""
         memory, line = self.memory, self.line
         after = memory.level()
         used, stored = (before[0] + after[0]) / 2, (before[1] + after[1]) / 2
+        if growth is not None:
+            used, stored = before[0] + growth[0], stored + growth[1]
         handed = memory.used
         external = handed - after[0]
         if self.blocked and self.waiting:

@@ -81,9 +81,10 @@ def smallest_pool(
     """The smallest pool with which a deployment meets all `targets`, and rejects no more than with its own.
 
     Args:
-        told: is called after each simulation with how many there were.
+        told: is called after each simulation with how many there were. A KeyboardInterrupt ends the search early,
+            with what it knows.
     """
-    best, runs = ceiling(trace, site.shape.span), 0
+    best, runs, interrupted = ceiling(trace, site.shape.span), 0, False
     texts = tuple(t.text for t in targets)
     allowed: int | None = None
 
@@ -100,15 +101,18 @@ def smallest_pool(
         allowed = rejected if allowed is None else allowed
         return rejected <= allowed and all(t.met(result) for t in targets)
 
-    high, low = site.num_blocks, 0
-    while not holds(high):
-        low = high
-        high *= 2
-        if high > site.num_blocks * LARGEST:
-            return Smallest(texts, False, None, None, None, None, runs, None)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
+    high, low, met = site.num_blocks, 0, False
+    try:
+        while not (met := holds(high)) and high * 2 <= site.num_blocks * LARGEST:
+            low, high = high, high * 2
+        while met and high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+    except KeyboardInterrupt:
+        interrupted = True
+    if not met:
+        return Smallest(texts, False, None, None, None, None, runs, None, interrupted)
     return Smallest(
-        texts, True, high, high * site.block_bytes, high * site.block_size, high / site.num_blocks, runs, high - low
-    )
+        texts, True, high, high * site.block_bytes, site.tokens_of(high), high / site.num_blocks, runs, high - low,
+        interrupted,
+    )  # fmt: skip

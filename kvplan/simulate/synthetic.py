@@ -42,24 +42,32 @@ LENGTHS = {
 }
 """name -> (prompt, output). Means of the PagedAttention paper (arXiv 2309.06180), section 6.1 and figure 11; that they
 are lognormal, and how wide, is assumed here: the figure shows long tails, more so for ShareGPT."""
+_SUCH = {"rate": "rate=2, or leave it out: all arrive at once", "think": "think=20", "arrivals": "arrivals=bursty:2"}
 MOST_REQUESTS = 20_000_000
 SYSTEM_KEY = 1
 
 
-def synthetic(text: str) -> Trace:
+def synthetic(text: str, *, seed: int | None = None) -> Trace:
     """The trace that a description asks for.
+
+    Args:
+        seed: in place of the description's.
 
     Raises:
         UnknownNameError: a name that is none of `NAMES`.
-        InputError: a value that cannot be read.
+        InputError: a value that cannot be read, or one that has no effect.
     """
     given = _read(text)
+    if seed is not None and "seed" in given:
+        raise InputError("the seed is given twice", where="--seed", hint=f"leave it out of {FLAG}")
+    if "arrivals" in given and "rate" not in given:
+        raise InputError("arrivals= has no rate: all arrive at once", where=FLAG, hint="add rate=2")
     count = _whole(given, "requests", 1000, most=MOST_REQUESTS)
     turns = _whole(given, "turns", 1, most=10_000)
     system = _whole(given, "system", 0, least=0)
     longest = _whole(given, "longest", 0, least=0)
     samples = _whole(given, "samples", 1)
-    rng = np.random.default_rng(_whole(given, "seed", 0, least=0, most=1 << 60))
+    rng = np.random.default_rng(_whole(given, "seed", 0, least=0, most=1 << 60) if seed is None else seed)
     talks = -(-count // turns)
     prompt_text, output_text = _lengths(given)
     starts = arrivals(talks, _number(given, "rate", None), given.get("arrivals", "poisson"), rng)
@@ -184,7 +192,8 @@ def _positive(text: str, what: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 < value < 1e12:
-        raise InputError(f"{printable(text, 30)!r} is not a number above 0", where=what, hint="such as 512")
+        such = _SUCH.get(what, f"{what}=512")
+        raise InputError(f"{printable(text, 30)!r} is not a number above 0", where=what, hint=f"such as {such}")
     return value
 
 

@@ -20,8 +20,14 @@ NAMES = (
 """Settings of a trace."""
 
 
-def take_trace(path: str | None, given: dict[str, Any]) -> Trace:
+_OF_FILES = ("trace_format", "columns", "trace_block", "chars_per_token", "strict")
+
+
+def take_trace(path: str | None, given: dict[str, Any], *, argument: str = "--trace") -> Trace:
     """The trace that the flags describe; removes them from `given`.
+
+    Args:
+        argument: how the verb takes the path.
 
     Raises:
         KvplanError: there is none, or it cannot be read.
@@ -30,11 +36,16 @@ def take_trace(path: str | None, given: dict[str, Any]) -> Trace:
     spec = flags["synthetic"]
     if (path is None) == (spec is None):
         raise InputError(
-            "which requests? give a file or --synthetic, one of them", where="--trace",
-            hint="--trace FILE, or --synthetic requests=1000,rate=2",
+            "which requests? give a file or --synthetic, one of them", where=argument,
+            hint=f"{argument.removesuffix('FILE')} FILE, or --synthetic requests=1000,rate=2".strip(),
         )  # fmt: skip
+    seed = None if flags["seed"] is None else _seed(flags["seed"])
     if spec is not None:
-        trace = synthetic(spec)
+        for name in _OF_FILES:
+            if flags[name]:
+                flag = f"--{name.replace('_', '-')}"
+                raise InputError("is about a file, and the trace is --synthetic", where=flag, hint=f"leave {flag} out")
+        trace = synthetic(spec, seed=seed)
     else:
         reading = Reading(
             flags["trace_format"], bool(flags["strict"]), _columns(flags["columns"]),
@@ -42,16 +53,19 @@ def take_trace(path: str | None, given: dict[str, Any]) -> Trace:
             _number(flags["chars_per_token"], "--chars-per-token", 4.0),
         )  # fmt: skip
         trace = read_trace(str(path), reading)
+        if seed is not None and not flags["request_rate"]:
+            raise InputError(
+                "nothing is drawn: the trace is a file, with its own arrivals", where="--seed",
+                hint="add --request-rate R, or leave --seed out",
+            )  # fmt: skip
     scale = _number(flags["time_scale"], "--time-scale", 1.0)
     start, end = _number(flags["start"], "--start", 0.0, zero=True), _number(flags["end"], "--end", 0.0)
     trace = sliced(trace, start=start, end=end or None, limit=flags["limit"], scale=scale)
     rate = _number(flags["request_rate"], "--request-rate", 0.0)
-    return retimed(trace, rate, _seed(flags["seed"])) if rate else trace
+    return retimed(trace, rate, seed or 0) if rate else trace
 
 
-def _seed(text: str | None) -> int:
-    if text is None:
-        return 0
+def _seed(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise InputError(f"{printable(text, 30)!r} is not a whole number", where="--seed", hint="--seed 1")
     return int(text)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.planning.speed import work as of
 from kvplan.planning.speed.decode import kernel_seconds, message_seconds
-from kvplan.planning.speed.prefill import product_seconds
+from kvplan.planning.speed.prefill import left, product_seconds
 from kvplan.planning.speed.rates import join
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ class StepTimer:
         self.products = [2 * of.token_parameters(w) / self.flops for w in self.works]
         self.bodies = [[2 * of.token_parameters(w, head=False) for w in some] for some in (self.alone, self.works)]
         self.dense = not any(w.experts for w in self.works)
+        self.ahead: list[float] | None = None
+        """When each stage was done with the last `mixed` step of prompts alone, from its end (0 or less)."""
 
     def _per_sequence(self, work: StageWork) -> Callable[[int], float]:
         def seconds(context: int) -> float:
@@ -164,18 +166,23 @@ class StepTimer:
                 high = middle
         return high
 
-    def mixed(self, batch: int, context: float, chunks: Sequence[tuple[int, int]], done: int) -> float:
+    def mixed(
+        self, batch: int, context: float, chunks: Sequence[tuple[int, int]], done: int,
+        ahead: Sequence[float] | None = None,
+    ) -> float:  # fmt: skip
         """One step that decodes `batch` sequences and computes `chunks` of prompts.
 
         Args:
             context: mean tokens of the decoding sequences.
             chunks: (first token, behind the last token) of each.
             done: prompts that are complete after it, whose last token passes the head.
+            ahead: `ahead` after the step before, if all that this one computes could enter the pipeline behind it.
         """
         rates = self.rates
         new = sum(end - start for start, end in chunks)
         micro = -(-batch // self.layout.pp)
         total = slowest = 0.0
+        each = []
         for stage, work in enumerate(self.works if batch else self.alone):
             products = self.bodies[batch > 0][stage] * new + 2 * work.head_parameters * done
             compute = product_seconds(rates, products) + self.products[stage] * micro
@@ -191,6 +198,12 @@ class StepTimer:
                 seconds += caches
                 slowest = max(slowest, self._base(micro)[stage] + caches)
             total += seconds
+            each.append(seconds)
+        self.ahead = None
+        if not batch and self.layout.pp > 1:
+            free = left(ahead or [0.0] * len(each), each)
+            total = free[-1]
+            self.ahead = [at - total for at in free]
         if batch and self.layout.pp > 1:
             total = max(total, -(-batch // micro) * slowest)
         return float(total) + rates.step_seconds

@@ -136,7 +136,10 @@ class Builder:
         late = int((np.diff(arrivals) < 0).sum())
         if not late:
             return replace(made, arrivals=arrivals - arrivals[0])
-        notes = (f"{late:,} timestamps lie before the one above them: the requests were sorted",)
+        some = (
+            "a timestamp lies before the one above it" if late == 1 else f"{late:,} timestamps lie before those above"
+        )
+        notes = (f"{some}: the requests were sorted",)
         return replace(made.taken(np.argsort(arrivals, kind="stable")), notes=notes)
 
 

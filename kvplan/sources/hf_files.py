@@ -14,8 +14,9 @@ from kvplan.errors import SpecError, UnknownNameError, printable
 from kvplan.sources import strict_json
 from kvplan.sources.hf.keys import Config
 from kvplan.sources.hf.quantization import PART_APART
-from kvplan.sources.hf.read import ASSUMPTIONS, read_config, text_part
+from kvplan.sources.hf.read import ASSUMPTIONS, is_known, read_config, text_part
 from kvplan.sources.reading import Reading
+from kvplan.spec.model import ENCODERS_APART
 
 if TYPE_CHECKING:
     from kvplan.sources.checkpoint.local import Files
@@ -80,7 +81,7 @@ def read_files(files: Files, *, name: str | None, path: str = CONFIG_NAME, assum
     found = _read(data, text, where, name=name or name_of(path, data), assume=assume)
     model = measured(found.model, files, dtype_said=_says_dtype(data))
     if model.checkpoint and model.checkpoint.stored:
-        told = tuple(w for w in model.file_warnings if not w.startswith(PART_APART))  # the files' bytes tell it apart
+        told = tuple(w for w in model.file_warnings if not w.startswith((PART_APART, ENCODERS_APART)))  # files tell
         source = f"{model.source} and the headers of its safetensors files"
         model = replace(model, source=source, file_warnings=told)
     return found._replace(model=model)
@@ -148,7 +149,9 @@ def _read(data: Any, text: str, where: str, *, name: str | None, assume: str | N
             model = read_config(data, where=where, name=name, assume=assume, used=fields)
         except SpecError as other:
             raise strict_json.with_line(other, text, where) from None
-        warning = f"read as plain attention in every layer, as --assume {assume} says; without it: {error.message}"
+        known = is_known(model.family)
+        how = "without what is not understood" if known else "as plain attention in every layer"
+        warning = f"read {how}, as --assume {assume} says; without it: {error.message}"
         model = replace(model, confidence="derived", file_warnings=(*model.file_warnings, warning))
     except RecursionError:
         raise SpecError("nests too deeply", where=where) from None

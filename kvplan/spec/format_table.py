@@ -146,6 +146,21 @@ FORMATS: dict[str, dict[str, Any]] = {
     "awq_g64": _row(
         block_elements=128, block_bytes=69, group_elements=64, use="weights", source="AWQ with groups of 64",
     ),
+    "awq_g32": _row(
+        block_elements=64, block_bytes=37, group_elements=32, use="weights", source="AWQ with groups of 32",
+    ),
+    "awq_channel": _row(
+        block_elements=2, block_bytes=1, row_scale_bytes=3, use="weights",
+        source="AWQ with one group per output row: an fp16 scale and a zero point of 4 bits, rounded up to 3 bytes",
+    ),
+    "int4_channel": _row(
+        block_elements=2, block_bytes=1, row_scale_bytes=2, use="weights", aliases=("w4a16_channel", "w4a8_channel"),
+        source=f"{_CT}: pack-quantized, one 16-bit scale per output row",
+    ),
+    "bitnet": _row(
+        block_elements=4, block_bytes=1, scale="tensor", use="weights", aliases=("bitnet_b1.58", "ternary"),
+        source="transformers 5.24.0 integrations/bitnet.py: four ternary weights in a byte, one scale per matrix",
+    ),
     "gptq": _row(
         block_elements=256, block_bytes=133, group_elements=128, use="weights",
         aliases=("gptq_int4", "gptq_marlin", "gptq_g128", "gptq_4bit"),
@@ -225,6 +240,26 @@ def _add_integer_families() -> None:
                 source="KIVI (arXiv 2402.02750): keys by channel, values by token, scale and zero point of 16 bits, "
                 "the newest 128 tokens at most in 16 bits",
             )  # fmt: skip
+    for bits in (2, 3, 4, 8):
+        for group in (32, 64, 128):
+            if (bits, group) not in ((4, 32), (4, 64), (4, 128), (8, 128)):  # named above
+                FORMATS[f"gptq{bits}_g{group}"] = _row(
+                    block_elements=8 * group, block_bytes=bits * group + 16 + bits, group_elements=group, use="weights",
+                    source=f"GPTQ: int{bits}, per group of {group} an fp16 scale and a zero point of {bits} bits",
+                )  # fmt: skip
+        FORMATS[f"gptq{bits}_channel"] = _row(
+            block_elements=8, block_bytes=bits, row_scale_bytes=3, use="weights",
+            source=f"GPTQ: int{bits}, per output row an fp16 scale and a zero point, rounded up to 3 bytes",
+        )
+    for quarters in range(4, 33):
+        mean = f"{quarters / 4:.2f}"
+        short = mean.rstrip("0").rstrip(".") + "bpw"
+        plain = mean.removesuffix("0")
+        FORMATS[f"exl3_{mean}bpw"] = _row(
+            block_elements=32, block_bytes=quarters, tile=(1 << 40, 1), tile_bytes=2, row_scale_bytes=2, use="weights",
+            aliases=tuple(dict.fromkeys((f"exl3_{short}", f"exl3_{plain}", f"exl3_{plain}bpw"))),
+            source="exllamav3 1.6.5 modules/quant/exl3.py: a trellis, and an fp16 sign per input and output",
+        )  # fmt: skip
     for bits in range(2, 9):
         FORMATS[f"exl3_{bits}"] = _row(
             block_elements=32, block_bytes=4 * bits + 2, use="cache", aliases=(f"exl3_{bits}bit", f"exllamav3_{bits}"),

@@ -61,6 +61,10 @@ class Tower(Shown):
             raise ValueError(f"parameters must not be negative, not {self.parameters}")
 
 
+ENCODERS_APART = "encoders: "
+"""How a warning begins which says that weights of encoders are estimated or not counted."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Checkpoint(Shown):
     """How the published weights are stored."""
@@ -150,6 +154,11 @@ class ModelSpec(Shown):
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def draft_model(self) -> ModelSpec | None:
+        """The other checkpoint that drafts for this one (`kvplan.spec.drafted`); None: there is none."""
+        return None
 
     @cached_property
     def layer_counts(self) -> dict[str, int]:

@@ -143,7 +143,7 @@ def test_a_variant_keeps_its_own_context_length() -> None:
     assert load_model("qwen3-30b-a3b").max_position_embeddings == 40_960
     dated = load_model("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8")
     assert (dated.id, dated.repo, dated.max_position_embeddings) == (
-        "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507", 262_144,
+        "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", 262_144,
     )  # fmt: skip
     assert load_model("Qwen/Qwen2.5-7B").max_position_embeddings == 131_072
     assert load_model("Qwen/Qwen2.5-7B-Instruct-AWQ").max_position_embeddings == 32_768

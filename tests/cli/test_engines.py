@@ -72,6 +72,24 @@ def test_flags_of_one_engine_are_left_out_for_others(run: Run) -> None:
     assert plain["plans"][1]["inputs"]["ctx_size"] == 8192
 
 
+def test_engines_without_tensor_parallelism_deal_layers_over_as_many_gpus(run: Run) -> None:
+    words = ("plan", "llama-3.1-70b", "--gpu", "h100-sxm", "--max-model-len", "8K", "--weights", "q8_0", "--json")
+    plain = json.loads(run(*words, "-tp", "4", "--engine", "vllm,llama.cpp,ollama,exllamav3").out)
+    assert plain["refused"] == []
+    assert plain["left_out"] == {name: ["--tensor-parallel-size"] for name in ("llama.cpp", "ollama", "exllamav3")}
+    dealt = next(made for made in plain["plans"] if made["inputs"]["engine"] == "llama.cpp")
+    assert (
+        dealt["inputs"]["layers_per_gpu"]
+        == json.loads(run(*words, "--gpus", "4", "--engine", "llama.cpp").out)["inputs"]["layers_per_gpu"]
+    )
+    assert len(dealt["memory"]) == 4
+
+
+def test_one_engine_named_twice(run: Run) -> None:
+    done = run("plan", "llama-3.1-8b", "--gpu", "h100-sxm", "--engine", "vllm,vllm")
+    assert done.out.splitlines()[0].endswith("1 engine")
+
+
 def test_two_versions_and_what_changed(run: Run) -> None:
     words = ("plan", "gemma-3-27b", "--gpu", "h100-sxm", "--engine", "vllm@0.33.0,vllm@0.20.0")
     plain = json.loads(run(*words, "--json").out)

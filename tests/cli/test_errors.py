@@ -180,6 +180,48 @@ class TestFile:
         assert target.read_text() == "old"
         assert os.listdir(tmp_path) == ["plan.json"]
 
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+    def test_a_process_that_is_ended_leaves_the_old_file_alone(self, tmp_path: Path, number: signal.Signals) -> None:
+        target = tmp_path / "old.csv"
+        target.write_text("old")
+        code = (
+            "import sys, time, kvplan.cli.output as o\n"
+            "with o.replacing(sys.argv[1]) as file:\n"
+            "    file.write(b'new'); file.flush(); print(1, flush=True); time.sleep(30)\n"
+        )
+        command = [sys.executable, "-c", code, str(target)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert len(os.listdir(tmp_path)) == 2
+            process.send_signal(number)
+            assert process.wait(timeout=30) == -number
+        assert os.listdir(tmp_path) == ["old.csv"]
+        assert target.read_text() == "old"
+
+    def test_signals_are_as_before_once_a_file_is_written(self, tmp_path: Path) -> None:
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+        output.write_file(str(tmp_path / "a"), "text")
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            ("a.pdf", "prints .html"),
+            ("b.PNG", "can be .json"),
+            ("c.docx", ".html"),
+            ("d.xlsx", "can be"),
+            ("e.csv.gz", "compress"),
+        ],
+    )
+    def test_what_is_not_written_here_is_refused(self, run: Run, tmp_path: Path, name: str, hint: str) -> None:
+        message, said = one_line_error(run("formats", "fp8", "-o", str(tmp_path / name)))
+        assert "-o: nothing is written as ." in message
+        assert hint in said
+        assert os.listdir(tmp_path) == []
+        assert run("formats", "fp8", "-o", str(tmp_path / name), "--format", "text").status == 0
+        assert os.listdir(tmp_path) == [name]
+
     def test_permissions_and_links_are_kept(self, tmp_path: Path) -> None:
         target, link = tmp_path / "real", tmp_path / "link"
         target.write_text("old")

@@ -106,3 +106,16 @@ def test_bad_input_is_one_line_and_a_hint(run: Run, words: tuple[str, ...], said
     message, hint = one_line_error(run("fit", "llama-3.1-8b", *words))
     assert said in message
     assert hint
+
+
+def test_speeds_without_reports_are_marked_and_formats_left_out_are_named(run: Run) -> None:
+    done = run("fit", "llama-3.1-8b", "--gpu", "h100-sxm,mi250x", "--concurrency", "8", "--format", "text")
+    (fast,) = [line for line in done.out.splitlines() if " h100-sxm " in line and "vllm" not in line and "%" in line]
+    (other,) = [line for line in done.out.splitlines() if " mi250x " in line and "%" in line]
+    assert "~" not in fast
+    assert other.count("~") == 2
+    assert "~: no report of this engine" in done.out
+    assert "fp8 cache: no fp8 units on mi250x; --kv-cache-dtype fp8 tries them" in done.out
+    alone = run("fit", "llama-3.1-8b", "--gpu", "h100-sxm", "--concurrency", "8", "--format", "text")
+    assert "~" not in alone.out
+    assert "Not tried" not in alone.out

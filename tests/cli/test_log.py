@@ -47,6 +47,25 @@ def test_fail_over(run: Run, limit: str, status: int) -> None:
     assert ("more than" in done.err) == (status == 1)
 
 
+def test_the_limit_is_said_as_it_was_given(run: Run) -> None:
+    assert run("log", LLAMA, "--fail-over", "0.01%").err.rstrip().endswith("more than 0.01%")
+    assert run("log", LLAMA, "--fail-over", "0.0001").err.rstrip().endswith("more than 0.01%")
+
+
+def test_a_local_log_needs_no_gpu(run: Run, tmp_path: Path) -> None:
+    """Weights and compute buffer follow from the settings; a device only says whether they fit."""
+    file = tmp_path / "start.log"
+    said = [text for text in (LOGS / "llama.cpp-qwen3.5-27b-q3km.log").read_text().splitlines() if "3090" not in text]
+    file.write_text("\n".join([*said, "llama_context:      CUDA0 compute buffer size =   505.00 MiB", ""]))
+    bare, named = (json.loads(run("log", str(file), *more, "--json").out) for more in ((), ("--gpu", "h200-sxm")))
+    rows = {row["name"]: (row["predicted"], row["low"], row["high"]) for row in bare["rows"]}
+    assert rows == {row["name"]: (row["predicted"], row["low"], row["high"]) for row in named["rows"]}
+    assert rows["weights on a GPU"][0]
+    assert rows["compute buffer"][0]
+    assert bare["gpu"] is None
+    assert not [w for w in bare["warnings"] if "--gpu" in w]
+
+
 def test_fail_over_by_tokens(run: Run) -> None:
     done = run("log", QWEN, "--figure", "tokens", "--fail-over", "0.1%", "--json")
     assert done.status == 0

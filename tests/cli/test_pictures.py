@@ -26,7 +26,7 @@ VERBS: tuple[tuple[str, tuple[str, ...], int], ...] = (
     ("sweep, lines", ("sweep", "llama-3.1-8b", "--gpu", "h100-sxm", "--vary", "concurrency=1..64*2"), 2),
     ("sweep, map", ("sweep", "llama-3.1-8b", "--vary", "tp=1,2,3", "--vary", "kv-cache-dtype=default,fp8"), 1),
     ("fit", ("fit", "llama-3.1-8b", "--gpu", "h100-sxm,l4,rtx-4090", "--concurrency", "20"), 1),
-    ("sweep, bars", ("sweep", "llama-3.1-8b", "--gpu", "h100-sxm", "--vary", "engine=vllm,sglang"), 4),
+    ("sweep, bars", ("sweep", "llama-3.1-8b", "--gpu", "h100-sxm", "--vary", "engine=vllm,generic"), 4),
 )
 """(what, command line, pictures)."""
 

@@ -60,6 +60,9 @@ def test_without_the_extra_one_line_says_how_to_get_it(
         (("--device", "cpu", "--check", "/nowhere/file.json"), "--check: cannot read"),
         (("--device", "cpu", "-tp", "3"), "--tensor-parallel-size"),
         (("--device", "cpu", "--only", "blocks", "--save", "x.json"), "--save"),
+        (("--device", "cpu", "--only", "device", "--check", "x.json"), "--check: these sections measure nothing"),
+        (("--device", "cpu", "--only", "drift"), "nothing to measure for drift"),
+        (("--device", "cpu", "--only", "drift", "--check", "x.json"), "--check: these sections measure nothing"),
         (("--device", "cpu", "--save", "nowhere/x.json"), "--save: no folder nowhere"),
         (("--device", "cpu", "--save", "."), "--save: cannot write ."),
         (("--device", "cpu", "--only", ","), "names no section"),
@@ -114,6 +117,46 @@ def test_a_calibration_is_saved_checked_and_planned_with(run: Run, tmp_path: Pat
     assert checked.status == 1
     drift = [row for row in json.loads(checked.out)["rows"] if row["section"] == "drift"]
     assert [row["pass"] for row in drift] == [False]
+
+
+@needs_torch
+def test_what_the_file_has_and_this_run_cannot_say_is_drift(run: Run, tmp_path: Path) -> None:
+    """The whole machine's file against a run without decode: what was left out is said; a lost figure is off."""
+    path = tmp_path / "here.json"
+    assert run("validate", *FAST, "--only", "bandwidth", "--save", str(path)).status == 0
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["layer_seconds"] = {"value": 1e-5, "low": 1e-5, "high": 1e-5, "samples": 1}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    done = run("validate", *FAST, "--only", "bandwidth", "--check", str(path), "--json")
+    drift = {r["name"]: r for r in json.loads(done.out)["rows"] if r["section"] == "drift"}
+    assert (drift["per layer"]["measured"], drift["per layer"]["pass"]) == (None, None)
+    assert "decode was left out" in drift["per layer"]["note"]
+
+
+@needs_torch
+def test_nothing_measured_is_status_two(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvplan.probe import memory
+
+    monkeypatch.setattr(memory, "_fill", lambda device, shapes, tensors: "out of memory after 0 of 1 tensors")
+    done = run("validate", *FAST, "--only", "memory")
+    assert done.status == 2
+    assert "nothing judged" in done.out
+    assert "out of memory after 0 of 1 tensors" in done.err
+
+
+@needs_torch
+def test_what_was_measured_is_saved_before_it_is_shown(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvplan.render import validation
+
+    def broken(plain: Any) -> Any:
+        raise ValueError("a row that cannot be drawn")
+
+    monkeypatch.setattr(validation, "validation_report", broken)
+    path = tmp_path / "here.json"
+    assert run("validate", *FAST, "--only", "bandwidth", "--save", str(path)).status == 2
+    assert load_calibration(str(path)).kind == "cpu"
 
 
 @needs_torch

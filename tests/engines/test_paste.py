@@ -74,3 +74,31 @@ def test_nothing_to_paste_where_it_does_not_fit() -> None:
 def test_what_breaks_first(seqs: int, words: str) -> None:
     made = plan("llama-3.1-8b", gpu="h100-sxm", max_model_len=8192, max_num_seqs=seqs)
     assert [t for t in made.verdict.notes if t.startswith("breaks first") and words in t]
+
+
+NAMED = [
+    ("Qwen/Qwen3-32B-AWQ", "l40s", "vllm"), ("Qwen/Qwen3-32B-FP8", "h100-sxm", "vllm"),
+    ("Qwen/Qwen3-32B-FP8", "h100-sxm", "sglang"), ("Qwen/Qwen3-32B-FP8", "h100-sxm", "tensorrt-llm"),
+    ("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8", "l40s", "vllm"), ("qwen3-32b-awq", "l40s", "vllm"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "l40s", "vllm"), ("qwen/qwen3-32b", "h200-sxm", "sglang"),
+    ("unsloth/Qwen3-32B-GGUF:Q4_K_M", "l40s", "llama.cpp"), ("openai/gpt-oss-20b", "l40s", "vllm"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "gpu", "engine"), NAMED)
+def test_it_starts_the_checkpoint_that_was_named(name: str, gpu: str, engine: str) -> None:
+    """The line read back holds weights of the same bytes, and the verdict stays."""
+    made = plan(name, gpu=gpu, engine=engine)
+    line = pasted(made).removeprefix("to paste: ").rpartition("; leaves")[0]
+    read = read_command(line)
+    again = plan(str(read.model), gpu=gpu, engine=engine, **read.settings)
+    assert read.model.lower() == name.lower()
+    assert [row.weights_bytes for row in again.memory or ()] == [row.weights_bytes for row in made.memory or ()]
+    assert (again.verdict.fits, again.capacity) == (made.verdict.fits, made.capacity)
+
+
+def test_a_checkpoint_that_is_quantised_is_not_quantised_again() -> None:
+    """An engine refuses ``--quantization fp8`` over AWQ: what else was asked for is said beside the line."""
+    made = plan("Qwen/Qwen3-32B-AWQ", gpu="h100-sxm", weights="fp8")
+    assert "--quantization" not in pasted(made)
+    assert "(a checkpoint in fp8)" in pasted(made)

@@ -138,7 +138,7 @@ def test_a_cache_that_is_laid_out_has_no_bounds(engine: str, capsys: pytest.Capt
 
 
 def test_where_no_engine_can_plan_it_one_line_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["plan", "llama-3.1-8b", "--gpu", "h100-sxm", "--engine", "all", "-tp", "7"]) == 2
+    assert main.main(["plan", "llama-3.1-8b", "--gpu", "h100-sxm", "--engine", "vllm,sglang,mlx", "-tp", "7"]) == 2
     done = capsys.readouterr()
     assert done.out == ""
     lines = done.err.splitlines()

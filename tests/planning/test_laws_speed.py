@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy
 import pytest
 
 from kvplan import load_gpu, load_model, plan
@@ -311,6 +313,59 @@ def test_kivi_and_turboquant_read_what_they_store() -> None:
     assert of.kv_bytes(turbo, 1000) == 1000 * (28 * 8 * 196 + 4 * 2 * 8 * 128 * 2)
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b"])
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("tokens", [512, 513, 1024, 5000])
+def test_chunks_of_a_prompt_follow_each_other_through_a_pipeline(name: str, pp: int, tokens: int) -> None:
+    """Step by step: a stage begins a chunk when it has done the one before and the stage before has done this one."""
+    rates, layout, chunk = ROUND._replace(step_seconds=0.0), Layout(pp=pp), 512
+    staged = [w._replace(head_parameters=0) for w in works(name, pipeline_parallel_size=pp)]
+
+    def alone(work: StageWork, end: int) -> float:
+        found = prefill.prompt([work], rates, layout, end, chunk)
+        assert found is not None
+        return float(found.seconds)
+
+    ends = [*range(chunk, tokens, chunk), tokens]
+    free = [0.0] * pp
+    for before, end in zip([0, *ends], ends, strict=False):
+        at = 0.0
+        for i, work in enumerate(staged):
+            at = free[i] = max(at, free[i]) + alone(work, end) - (alone(work, before) if before else 0.0)
+    found = prefill.prompt(staged, rates, layout, tokens, chunk)
+    assert found is not None
+    assert found.seconds == pytest.approx(free[-1], rel=1e-9)
+    numbers = prefill.prompt(staged, rates, layout, numpy.array([100, tokens, 3000]), chunk)
+    assert numbers is not None
+    assert numbers.seconds[1] == pytest.approx(found.seconds, rel=1e-9)
+
+
+def test_stages_speed_up_a_prompt_of_many_chunks_and_no_other() -> None:
+    def seconds(pp: int, tokens: int) -> float:
+        found = prefill.prompt(works(pipeline_parallel_size=pp), ROUND, Layout(pp=pp), tokens, 512)
+        assert found is not None
+        return float(found.seconds) - 0.5 * -(-tokens // 512)
+
+    for pp in (2, 4):
+        assert seconds(pp, 512) == pytest.approx(seconds(1, 512), rel=0.02)
+        chunks = 64
+        assert seconds(1, 512 * chunks) / seconds(pp, 512 * chunks) == pytest.approx(
+            chunks * pp / (chunks + pp - 1), rel=0.05
+        )
+
+
+def test_a_run_of_equal_chunks_is_the_same_as_one_after_the_other() -> None:
+    seconds, free = [3.0, 1.0, 2.0], [5.0, 0.0, 9.0]
+    for number in range(5):
+        step = free
+        for _ in range(number):
+            step = prefill.left(step, seconds)
+        assert prefill.left(free, seconds, number) == pytest.approx(step)
+    rows = prefill.left(free, seconds, numpy.array([0, 4]))
+    assert [row[0] for row in rows] == free
+    assert [row[1] for row in rows] == pytest.approx(prefill.left(free, seconds, 4))
+
+
 # ---- profile and lengths ----
 
 
@@ -496,24 +551,79 @@ def test_an_unknown_link_is_taken_for_pcie() -> None:
 # ---- speculation ----
 
 
-def test_a_proposal_reads_the_draft_layer_and_the_head() -> None:
-    """DeepSeek-V3's draft layer, and what a step with two proposals costs more than one that checks three tokens."""
+def test_a_proposal_is_a_step_of_the_draft_layer_and_the_head() -> None:
+    """DeepSeek-V3's draft layer by hand: of its 256 experts a token passes 8 and is sent through one head."""
     drafts = '{"method": "mtp", "num_speculative_tokens": 2}'
     found = made("deepseek-v3", "vllm", tensor_parallel_size=8, speculative_config=drafts)
     base = found._replace(rates=ROUND, layout=Layout(tp=8))
     last = base.works[-1]
-    assert last.draft_bytes > 0
-    reading, products, launches = speculation.proposal(base)
-    assert reading == pytest.approx((last.draft_bytes + last.head_bytes) / 1e12)
-    assert products == pytest.approx(2 * (last.draft_parameters + last.head_parameters) / 1e15)
-    assert launches == pytest.approx(3 * 1e-6 + 10e-6 + 100e-6)
+    draft = last.draft
+    assert draft is not None
+    (experts,) = draft.experts
+    assert (experts.experts, experts.per_token) == (256, 8)
+    assert experts.parameters == 256 * 3 * 7168 * 2048 // 8
+    head = 129_280 // 8 * 7168
+    assert draft.head_parameters == last.head_parameters == head
+    # latent attention, the shared expert and the router of one layer, the projection of two vectors to one
+    divided = 128 * 192 * 1536 + 128 * 256 * 512 + 7168 * 128 * 128 + 3 * 7168 * 2048 + 2 * 7168 * 7168
+    assert draft.parameters == pytest.approx((1536 + 576 + 256) * 7168 + divided / 8, rel=1e-3)
+    assert draft.kernels.layers == draft.kernels.routed == 1
+    assert draft.kernels.attention == 1
+    kernels = draft.kernels.linear * 1e-6 + 10e-6 + 100e-6 + 1e-3
+    for batch in (1, 10):
+        share = 1 - (1 - 8 / 256) ** batch
+        reading = (draft.weight_bytes + experts.num_bytes * share) / 1e12
+        products = 2 * batch * (draft.parameters + experts.parameters * 8 // 256 + head) / 1e15
+        cache = batch * 1000 * 576 * 2 / 5e11
+        scores = batch * 1000 * 2 * (128 // 8) * (576 + 512) / 2e14
+        messages = 2 * (1e-5 + batch * 2 * 7 / 8 * 7168 * 2 / 1e11) + 1e-5 + batch * 7 * 129_280 // 8 * 2 / 1e11
+        want = join(reading, products, 3.0) + join(cache, scores, 3.0) + kernels + messages
+        assert speculation.proposal_seconds(base, batch, 1000) == pytest.approx(want, rel=1e-4)
     checked = decode.step(base.works, ROUND, base.layout, 10, 1000, width=3).seconds
-    drafting = 2 * ((reading**3 + (10 * products) ** 3) ** (1 / 3) + launches)
-    assert speculation.speculative_seconds(base, 10, 1000, 2) == pytest.approx(checked + drafting)
+    both = checked + 2 * speculation.proposal_seconds(base, 10, 1000)
+    assert speculation.speculative_seconds(base, 10, 1000, 2) == pytest.approx(both)
     plain = decode.step(base.works, ROUND, base.layout, 10, 1000).seconds
-    assert speculation.break_even(base, 10, 1000, 2) == pytest.approx((checked + drafting) / plain)
-    unknown = base._replace(rates=ROUND._replace(matmul_flops=None))
-    assert speculation.proposal(unknown) == (pytest.approx(reading), 0.0, pytest.approx(launches))
+    assert speculation.break_even(base, 10, 1000, 2) == pytest.approx(both / plain)
+
+
+def test_a_proposal_of_another_checkpoint_is_a_step_of_that_model() -> None:
+    """With its own widths, head and cache, whatever model checks it."""
+    spoken = '{"model": "llama-3.2-1b", "num_speculative_tokens": 4}'
+    target = made("llama-3.1-70b", "vllm", tensor_parallel_size=2, speculative_config=spoken)
+    alone = made("llama-3.2-1b", "vllm", tensor_parallel_size=2)
+    for batch in (1, 64):
+        step = decode.step(alone.works, target.rates, target.layout, batch, 1000).seconds - target.rates.step_seconds
+        assert speculation.proposal_seconds(target, batch, 1000) == pytest.approx(step, rel=1e-9)
+
+
+def test_a_profile_has_the_proposals_of_a_step() -> None:
+    for name, spoken in (("deepseek-v3", {"method": "mtp"}), ("qwen2.5-7b", {"model": "qwen2.5-0.5b"})):
+        config = json.dumps({**spoken, "num_speculative_tokens": 3})
+        base = made(name, "vllm", tensor_parallel_size=2, speculative_config=config)._replace(rates=ROUND)
+        lengths = Lengths(1000, 256, drafts=3, tokens_per_step=2.0)
+        total, _ = passed(profile(base, lengths), 10, 0.0, 1)
+        want = speculation.speculative_seconds(base, 10, lengths.context, 3)
+        assert total + ROUND.step_seconds == pytest.approx(want, rel=1e-6)
+
+
+def test_modules_of_several_draft_layers_propose_in_turn() -> None:
+    """Each proposal is one module's, so a second one costs memory and no time."""
+    spec = load_model("deepseek-v3")
+    (name,) = spec.draft_layers
+    twice = replace(spec, draft_layers=(name, name), draft_tensors=tuple(replace(t, count=2) for t in spec.draft_tensors))
+    chosen, device = get_engine("vllm"), load_gpu("h200-sxm")
+    drafts = []
+    for model in (spec, twice):
+        given = {"max_model_len": 8192, "tensor_parallel_size": 8, "speculative_config": '{"method": "mtp"}'}
+        settings, _ = resolve(model, device, chosen, given)
+        found = setup(model, device, chosen, evaluate(model, device, chosen, settings))
+        assert isinstance(found, Setup)
+        drafts.append(found.works[-1].draft)
+    one, two = drafts
+    assert one is not None
+    assert two is not None
+    assert two.weight_bytes == pytest.approx(one.weight_bytes, rel=1e-6)
+    assert (two.parameters, two.kernels, two.mixers) == (one.parameters, one.kernels, one.mixers)
 
 
 def test_drafts_of_a_model_without_draft_layers_cost_nothing_here() -> None:
@@ -523,4 +633,4 @@ def test_drafts_of_a_model_without_draft_layers_cost_nothing_here() -> None:
 
 
 def test_without_draft_layers_there_is_no_proposal() -> None:
-    assert speculation.proposal(made()._replace(rates=ROUND)) == (0.0, 0.0, 0.0)
+    assert speculation.proposal_seconds(made()._replace(rates=ROUND), 10, 1000) == 0.0

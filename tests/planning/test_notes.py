@@ -81,3 +81,31 @@ def test_the_most_sequences_of_a_hybrid() -> None:
 
     assert fits(int(hint.value)) is True
     assert fits(int(hint.value) + 1) is False
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_what_breaks_first_counts_the_common_prefix_once(engine: str) -> None:
+    given = {"model": "llama-3.1-8b", "gpu": "h100-sxm", "engine": engine, "prompt_tokens": 8000, "output_tokens": 500}
+    apart = plan(**given)
+    together = plan(shared_prefix_tokens=2000, **given)
+    assert together.capacity is not None
+    (at,) = [row for row in together.capacity.by_shared_prefix if row.prefix_tokens == 2000]
+    assert at.requests > at.requests_unshared
+    assert f"full with {at.requests_unshared:,} requests of 8,500 tokens" in note(apart, "breaks first")
+    found = note(together, "breaks first")
+    assert f"full with {at.requests:,} requests of 8,500 tokens, {at.shared_tokens:,} of them held once" in found
+
+
+def test_a_limit_below_what_the_cache_holds_of_a_common_prefix() -> None:
+    given = {"model": "llama-3.1-8b", "gpu": "h100-sxm", "prompt_tokens": 8000, "output_tokens": 500}
+    alone, held = (
+        next(row.requests for row in found.capacity.by_shared_prefix if row.prefix_tokens == 2000)
+        for found in (
+            plan(shared_prefix_tokens=2000, **given),
+            plan(shared_prefix_tokens=2000, max_num_seqs=56, **given),
+        )
+        if found.capacity is not None
+    )
+    assert alone == pytest.approx(held, abs=2)  # fewer sequences leave the cache a little more
+    found = note(plan(shared_prefix_tokens=2000, max_num_seqs=56, **given), "breaks first")
+    assert f"max_num_seqs 56; the cache would hold {held:,} requests" in found

@@ -15,7 +15,7 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from kvplan import load_gpu, load_model, plan
-from kvplan.cache.bytes import sequence_bytes
+from kvplan.cache.bytes import edge_surplus, sequence_bytes
 from kvplan.engines import get_engine
 from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import evaluate
@@ -63,7 +63,7 @@ def test_full_attention_reads_what_it_holds(name: str, tokens: int, fmt: str) ->
     spec = load_model(name)
     settings, _ = resolve(spec, None, get_engine("generic"), {"kv_cache_dtype": fmt, "max_model_len": 8192})
     formats = get_engine("generic").kv_formats(spec, settings)
-    work = deployment(name).works[0]._replace(formats=formats)
+    work = deployment(name).works[0]._replace(formats=formats, edge_bytes=edge_surplus(spec, formats))
     assert of.kv_bytes(work, tokens) == sequence_bytes(spec, tokens, formats)
 
 
@@ -250,10 +250,11 @@ def test_tensor_parallel_steps_pay_for_messages() -> None:
     alone, shared = deployment(), deployment(tensor_parallel_size=2)
     parts = decode.step(shared.works, shared.rates, shared.layout, 1, 16)
     assert parts.memory < decode.step(alone.works, alone.rates, alone.layout, 1, 16).memory * 0.51
-    assert parts.communication >= 64 * shared.rates.link_seconds
-    crowd = decode.step(shared.works, shared.rates, shared.layout, 1000, 16)
-    moved = (crowd.communication - parts.communication) * shared.rates.link_bandwidth
-    assert moved == pytest.approx(999 * (64 * 4096 * 2 + 128_256 // 2 * 2), rel=1e-6)
+    assert parts.communication >= 64 * shared.rates.short_seconds
+    crowd = decode.step(shared.works, shared.rates, shared.layout, 70_000, 16)
+    more = decode.step(shared.works, shared.rates, shared.layout, 71_000, 16)
+    moved = (more.communication - crowd.communication) * shared.rates.link_bandwidth
+    assert moved == pytest.approx(1000 * (64 * 4096 * 2 + 128_256 // 2 * 2), rel=1e-6)
 
 
 def test_a_pipeline_serves_a_batch_in_micro_batches() -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from kvplan import load_model, plan
 from kvplan.cache.sharding import shard_model
-from kvplan.planning.weights import rank_weights, total_bytes, weight_format
+from kvplan.engines import get_engine
+from kvplan.errors import UnsupportedError
+from kvplan.planning.drafts import served_model
+from kvplan.planning.evaluate import build_stages
+from kvplan.planning.settings import resolve
+from kvplan.planning.weights import RoleWeights, rank_weights, total_bytes, weight_format
+from kvplan.spec.model import ModelSpec
 
 GIB = 2**30
 
@@ -134,3 +143,46 @@ def test_a_format_leaves_what_it_does_not_quantise() -> None:
     for role in ("attention", "dense_ffn"):
         # 4 bits, and per 128 weights an fp16 scale and a 4-bit zero point
         assert by_role["awq_int4"][role] * 128 * 2 == by_role["bf16"][role] * (64 + 2 + 0.5)
+
+
+@pytest.mark.parametrize("weights", ["auto", "fp8"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.1-8b"])
+def test_a_draft_of_another_checkpoint_weighs_what_it_weighs_alone(name: str, weights: str) -> None:
+    """Its own widths, embedding and head in its own dtype, however wide or narrow the model is stored."""
+    config = json.dumps({"model": name, "num_speculative_tokens": 4})
+    draft = load_model(name)
+    for tp in (1, 4):
+        model, roles = served("llama-3.1-70b", weights=weights, speculative_config=config, tensor_parallel_size=tp)
+        assert model.draft_model is not None
+        held = {r.role: r for r in roles}["draft"]
+        norms = next(r.num_bytes for r in held.parts if r.role == "norm")
+        assert tp * (held.num_bytes - norms) + norms == 2 * draft.parameters
+        assert sum(r.num_bytes for r in held.parts) == held.num_bytes
+        plain = {r.role: r.num_bytes for r in served("llama-3.1-70b", weights=weights, tensor_parallel_size=tp)[1]}
+        assert {r.role: r.num_bytes for r in roles if r.role != "draft"} == plain
+
+
+def test_a_draft_of_the_eagle_family_takes_the_ends_of_a_model_as_wide() -> None:
+    config = {"method": "eagle", "num_speculative_tokens": 4}
+    same = load_model("llama-3.1-8b")
+    for name, shared in (("llama-3.1-8b", True), ("llama-3.2-1b", False)):
+        _, roles = served(name, speculative_config=json.dumps({**config, "model": "llama-3.1-8b"}))
+        parts = {r.role: r for r in {r.role: r for r in roles}["draft"].parts}
+        assert ({"embedding", "head"} & set(parts) == set()) is shared
+        left = same.parameters - (2 * same.vocab_size * same.hidden_size if shared else 0)
+        assert sum(r.parameters for r in parts.values()) == left
+
+
+def test_a_draft_that_ranks_do_not_divide_is_refused() -> None:
+    config = json.dumps({"model": "qwen2.5-0.5b", "num_speculative_tokens": 4})
+    with pytest.raises(UnsupportedError, match="qwen2.5-0.5b"):
+        served("qwen2.5-72b", speculative_config=config, tensor_parallel_size=8)
+
+
+def served(name: str, **given: Any) -> tuple[ModelSpec, tuple[RoleWeights, ...]]:
+    """A model as vLLM serves it, and the weights of a rank."""
+    model, engine = load_model(name), get_engine("vllm")
+    settings, _ = resolve(model, None, engine, {"max_model_len": 4096, **given})
+    model = served_model(model, engine, settings)
+    _, roles = build_stages(model, engine, settings, weight_format(model, settings.weights))
+    return model, roles[-1]

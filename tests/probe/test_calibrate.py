@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvplan.catalog import load_gpu
-from kvplan.planning.calibration import from_data
+from kvplan.errors import InputError
+from kvplan.planning.calibration import from_data, load_calibration, measured_on
 from kvplan.planning.planner import plan_deployment
 from kvplan.probe.calibrate import calibration_data, drift_rows
 from kvplan.probe.session import Figures, MeasuredFigure, MeasuredLine
 from kvplan.sources import find_model
+
+
+ALL = {"bandwidth", "attention", "decode"}
+"""Sections that measure what a calibration holds."""
 
 
 def session_with(kind: str = "cuda", scale: float = 1.0, **changes: Any) -> Any:
@@ -52,7 +59,7 @@ def test_the_file_is_read_back_and_plans_use_it(tmp_path: Any) -> None:
     assert plain.decode is not None
     assert calibrated.decode is not None
     assert calibrated.decode.seconds_per_step != plain.decode.seconds_per_step
-    assert calibrated.inputs["calibration"] == found.source
+    assert calibrated.inputs["calibration"] == f"{found.source} in {path}"
 
 
 def test_nothing_measured_is_no_calibration() -> None:
@@ -70,7 +77,7 @@ def test_a_line_without_a_latency_is_left_out() -> None:
 
 def test_the_same_machine_does_not_drift_and_a_slower_one_does() -> None:
     before = from_data(calibration_data(session_with()))
-    same = drift_rows(before, session_with(scale=1.01))
+    same = drift_rows(before, session_with(scale=1.01), ALL)
     assert [r.name for r in same] == [
         "read rate",
         "matrix products, 16",
@@ -78,14 +85,61 @@ def test_the_same_machine_does_not_drift_and_a_slower_one_does() -> None:
         "attention, 16: latency",
     ]
     assert all(r.passed for r in same)
-    slower = drift_rows(before, session_with(scale=0.8))
+    slower = drift_rows(before, session_with(scale=0.8), ALL)
     assert [r.passed for r in slower] == [False, False, False, True]
 
 
 def test_a_cpu_may_drift_more() -> None:
     before = from_data(calibration_data(session_with()))
-    assert all(r.passed for r in drift_rows(before, session_with("cpu", scale=0.7)))
-    assert not all(r.passed for r in drift_rows(before, session_with("cpu", scale=0.4)))
+    assert all(r.passed for r in drift_rows(before, session_with("cpu", scale=0.7), ALL))
+    assert not all(r.passed for r in drift_rows(before, session_with("cpu", scale=0.4), ALL))
+
+
+def test_what_the_file_has_and_this_run_lacks_is_off_unless_its_section_was_left_out() -> None:
+    before = from_data(calibration_data(session_with()))
+    lost = session_with(attention={}, matmul_flops={})
+    rows = {r.name: r for r in drift_rows(before, lost, ALL)}
+    assert rows["read rate"].passed
+    for name in ("matrix products, 16", "attention, 16: rate", "attention, 16: latency"):
+        assert (rows[name].measured, rows[name].passed) == (None, False)
+        assert "not measured" in rows[name].note
+    narrowed = {r.name: r for r in drift_rows(before, lost, {"bandwidth"})}
+    assert narrowed.keys() == rows.keys()
+    assert [r.passed for r in narrowed.values()] == [True, None, None, None]
+    assert "attention was left out" in narrowed["attention, 16: rate"].note
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 0.0])
+def test_figures_that_are_no_numbers_stay_out_of_the_file(wrong: float) -> None:
+    line = MeasuredLine(MeasuredFigure.of([4e12]), MeasuredFigure.of([wrong]), 0.04)
+    data = calibration_data(
+        session_with(attention={"16": line}, matmul_flops={"16": MeasuredFigure.of([wrong])}, linear={"16": line})
+    )
+    assert data is not None
+    assert not {"attention", "matmul_flops", "linear"} & set(data)
+    from_data(json.loads(json.dumps(data, allow_nan=False)))
+    assert calibration_data(session_with(read_bytes_per_second=MeasuredFigure.of([wrong]))) is None
+
+
+def test_a_cpu_is_no_gpu_of_the_catalog(tmp_path: Path) -> None:
+    """The rates of a processor would make an H200 take seconds a token."""
+    found = session_with("cpu")
+    found.device.name, found.device.gpu = "AMD EPYC 9654 96-Core Processor", None
+    data = calibration_data(found)
+    assert data is not None
+    assert data["device"]["kind"] == "cpu"
+    path = tmp_path / "here.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(InputError, match="which is a CPU, not on h200-sxm"):
+        load_calibration(str(path), "h200-sxm")
+    assert load_calibration(str(path), "custom").kind == "cpu"  # a device that only the user knows
+    assert measured_on(str(path), ["h200-sxm"])[1] is None
+    del data["device"]["kind"]  # as older files are
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(InputError, match="no GPU of the catalog") as refused:
+        load_calibration(str(path), "h200-sxm")
+    assert '"gpu": "h200-sxm"' in (refused.value.hint or "")
+    assert measured_on(str(path), ["h200-sxm"])[1] is None
 
 
 @pytest.mark.parametrize("samples", [[1.0, 2.0, 3.0], [3.0, 1.0]])

@@ -205,6 +205,62 @@ def test_out_of_memory_in_a_section_is_a_row(monkeypatch: pytest.MonkeyPatch) ->
     assert any(r.section == "device" for r in receipt.rows)
 
 
+def test_a_section_that_fails_is_a_row_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(session: Session) -> list[Row]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nsecond line")
+
+    monkeypatch.setattr(blocks, "measure", measure)
+    request = run.Request(
+        find_model("llama-3.2-1b"), "vllm", {}, detect("cpu"), 128 * MIB, quick=True, sections=("blocks", "device")
+    )
+    receipt = run.validate(request)
+    (broken,) = (r for r in receipt.rows if r.section == "blocks")
+    assert (broken.name, broken.passed) == ("blocks failed", False)
+    assert broken.note == "RuntimeError: CUDA error: an illegal memory access was encountered; --debug shows where"
+    assert (receipt.complete, receipt.agrees) == (False, False)
+    assert any(r.section == "device" for r in receipt.rows)
+    with pytest.raises(RuntimeError, match="illegal"):
+        run.validate(request._replace(debug=True))
+
+
+def test_allocations_that_do_not_fit_are_not_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_fill", lambda device, shapes, tensors: "out of memory after 0 of 1 tensors")
+    request = run.Request(
+        find_model("llama-3.2-1b"), "vllm", {}, detect("cpu"), 128 * MIB, quick=True, sections=("memory",)
+    )
+    receipt = run.validate(request)
+    assert all(r.measured is None for r in receipt.rows)
+    assert (receipt.complete, receipt.agrees) == (False, None)
+    assert any("out of memory after 0 of 1 tensors" in text for text in receipt.warnings)
+    assert receipt.to_dict()["verdict"]["reason"] == "no prediction was judged; not all was measured"
+
+
+def test_a_shortened_grid_is_not_complete() -> None:
+    request = run.Request(
+        find_model("llama-3.1-405b"), "vllm", {"max_model_len": 2048}, detect("cpu"), 64 * MIB, quick=True,
+        sections=("attention",),
+    )  # fmt: skip
+    session = run.open_session(request, lambda text: None)
+    session.limits = session.limits._replace(max_bytes=8 * MIB)
+    from kvplan.probe import attention
+
+    timed = attention.time_format(session, attention.main_shape(session), "bf16")  # type: ignore[arg-type]
+    assert 0 < len(timed) < len(attention.CPU_QUICK)
+    assert session.lacks == [f"attention, bf16: {4 - len(timed)} of 4 shapes do not fit into --max-memory"]
+
+
+def test_a_receipt_counts_other_processes_and_does_not_name_them(fake_nvml: Any) -> None:
+    from kvplan.probe import nvml
+    from kvplan.probe.facts import device_payload
+
+    fake_nvml({**H200, "processes": ((4711, 3 << 30), (4712, None))})
+    device = replace(detect("cpu"), kind="cuda", nvml=nvml.all_facts()[0])
+    plain = device_payload(device)["nvml"]
+    assert plain["other_processes"] == 2
+    assert not {"uuid", "processes"} & set(plain)
+    assert "4711" not in str(plain)
+
+
 def test_an_interruption_frees_and_gives_back_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(session: Session) -> list[Row]:
         raise KeyboardInterrupt

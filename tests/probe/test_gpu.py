@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from kvplan.planning.calibration import load_calibration
 from kvplan.probe import run
 from kvplan.probe.allocator import reserve
 from kvplan.probe.device import detect
@@ -46,6 +49,21 @@ def test_the_allocators_arithmetic(sizes: list[int]) -> None:
     model = reserve(sizes)
     assert held.allocated_bytes == model.allocated_bytes
     assert held.reserved_bytes == model.reserved_bytes
+
+
+@pytest.mark.parametrize("shape", ["text", "table", "json"])
+def test_the_command_prints_its_report(
+    shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvplan.cli.main import main
+
+    saved = tmp_path / "here.json"
+    words = ["validate", "llama-3.2-1b", "--quick", "--only", "device,bandwidth", "--save", str(saved), "--busy"]
+    status = main([*words, "--format", shape])
+    shown = capsys.readouterr()
+    assert status == 0, shown.err
+    assert "read ceiling" in shown.out
+    assert load_calibration(str(saved)).kind == "cuda"
 
 
 def test_nothing_is_left_behind() -> None:

@@ -142,6 +142,46 @@ def test_wrong_candidates_are_rejected_by_name() -> None:
     assert [text.split(":")[0] for text in picked.rejected] == ["one token short", "lazy"]
 
 
+def test_what_fails_to_launch_record_or_time_is_skipped_and_named() -> None:
+    """An early start that this Triton does not know, a graph that cannot be recorded: no crash, the next best."""
+    work = choose.workload(detect("cpu"), GQA, "bf16", 2, 64, page=16, max_bytes=1 << 20)
+    (right,) = choose.paths(work)
+
+    def failing(after: int) -> choose.Path:
+        calls: list[int] = []
+
+        def run(index: int) -> None:
+            calls.append(index)
+            if len(calls) > after:
+                raise KeyError("launch_pdl")
+            right.run(index)
+
+        return choose.Path(f"fails after {after}", run, True)
+
+    candidates = [failing(0), failing(1), right]
+    picked = choose.pick(work, candidates, samples=3)
+    assert picked is not None
+    assert picked.path is right
+    assert picked.rejected == ("fails after 0: KeyError", "fails after 1: KeyError")
+    assert choose.pick(work, [failing(0), failing(1)], samples=3) is None
+    assert work.rejected == ("fails after 0: KeyError", "fails after 1: KeyError")
+
+
+def test_a_kernel_that_cannot_be_prepared_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(*args: object, **given: object) -> None:
+        raise ImportError("no such intrinsic")
+
+    monkeypatch.setattr(choose, "triton_runs", lambda device, fmt: True)
+    monkeypatch.setattr(choose.launch, "starts_early", lambda q: True)
+    monkeypatch.setattr(choose.launch, "prepare", prepare)
+    work = choose.workload(detect("cpu"), GQA, "bf16", 2, 64, page=16, max_bytes=1 << 20)
+    picked = choose.pick(work, choose.paths(work), samples=3)
+    assert picked is not None
+    assert picked.path.name == "torch operators"
+    assert picked.rejected
+    assert all(text.startswith("Triton, ") and text.endswith(": ImportError") for text in picked.rejected)
+
+
 def test_contiguous_attention_stands_beside() -> None:
     work = choose.workload(detect("cpu"), GQA, "bf16", 2, 48, page=16, max_bytes=1 << 20)
     path = choose.contiguous(work, 1 << 30)

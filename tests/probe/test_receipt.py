@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +58,19 @@ def test_the_median_counts_and_all_samples_stay() -> None:
     assert list(plain)[:10] == [
         "section", "name", "predicted", "measured", "unit", "error", "tolerance", "pass", "spread", "samples",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("tolerance", [None, 0.5])
+@pytest.mark.parametrize("measured", [math.nan, [1.0, math.inf, 3.0], [math.nan]])
+def test_what_is_no_number_is_a_failed_row_that_json_can_hold(measured: Any, tolerance: float | None) -> None:
+    found = row("decode", "x", predicted=2.0, measured=measured, unit="s", tolerance=tolerance, note="by clock")
+    assert (found.measured, found.passed, found.error, found.spread) == (None, False, None, None)
+    assert found.note.startswith("not a number: 1 of ")
+    assert found.note.endswith("; by clock")
+    json.dumps(found.to_dict(), allow_nan=False)
+    wrong = row("decode", "x", predicted=math.nan, measured=2.0, unit="s", tolerance=tolerance)
+    assert (wrong.predicted, wrong.passed) == (None, False)
+    assert "the prediction" in wrong.note
 
 
 def test_a_section_that_does_not_exist_is_refused() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from kvplan.render import svg
 from kvplan.render.heatmap import FAR, RAMP, SHADES, HeatMap, draw, evenly
+from kvplan.render.sweep_table import sweep_map
 
 
 def picture(values: list[list[float | None]]) -> HeatMap:
@@ -55,3 +57,30 @@ def test_hostile_labels_are_escaped() -> None:
     text = draw(picture([[1.0]])._replace(rows=["\x1b[31mx"], title="a\nb"))
     assert "\x1b" not in text
     assert text.splitlines()[0] == "a\\nb"
+
+
+def cells(fits: list[bool | None]) -> list[dict[str, object]]:
+    return [
+        {"tp": i // 2, "len": i % 2, "speed": float(i + 1), "verdict.fits": fit, "refused": None}
+        for i, fit in enumerate(fits)
+    ]
+
+
+def test_plans_that_do_not_fit_are_marked_and_counted() -> None:
+    made = sweep_map("t", [[0, 1], [0, 1]], ["tp", "len"], "speed", cells([True, False, None, False]))
+    assert made.texts == [["1.00", "2.00!"], ["3.00", "4.00!"]]
+    assert made.over == [[False, True], [False, True]]
+    assert made.note == "!: 2 of 4 plans do not fit"
+    drawn = draw(made)
+    assert drawn.count("!") == 3
+    assert len({len(line) for line in drawn.splitlines()[3:5]}) == 1
+    sheet = svg.draw(made, "k")
+    assert sheet.count('class="end"') == 2
+
+
+def test_a_map_of_what_fits_marks_nothing() -> None:
+    made = sweep_map("t", [[0, 1], [0, 1]], ["tp", "len"], "verdict.fits", cells([True, False, True, False]))
+    assert made.texts == [["yes", "no"], ["yes", "no"]]
+    assert (made.note, made.over) == ("", ())
+    assert sweep_map("t", [[0, 1], [0, 1]], ["tp", "len"], "speed", cells([True] * 4)).over == ()
+    assert 'class="end"' not in svg.draw(made, "k")

@@ -60,3 +60,29 @@ def test_every_writer_says_the_numbers(picture: Picture, evil: str) -> None:
         assert picture.title.split(evil)[0].strip() in out
         assert evil not in out
     assert table.draw([picture], width=100)
+
+
+def test_lines_are_told_apart_without_colour() -> None:
+    """By their dashes, in the legend as in the plot; where there is no Braille, by their signs."""
+    points = [(float(x), 100.0) for x in range(33)]
+    second = [(float(x), 500.0) for x in range(33)]
+    chart = LINE._replace(x=Axis("x"), series=[Series("first", points), Series("second", second)], marks=(), spots=())
+    lines = drawn(chart, 60)
+    rows = [line.partition("│")[2].rstrip() for line in lines if any(0x2800 < ord(c) <= 0x28FF for c in line[:55])]
+    dashed, solid = rows[:2]
+    assert "  " not in solid
+    assert " " in dashed.strip()
+    keys = lines[-1].split("   ")
+    assert [key.strip() for key in keys] == ["⠒⠒⠒ first", "⠒⠒ ⠒ second"]
+    assert drawn(chart, 60, unicode=False)[-1].split("   ") == ["* first", "+ second"]
+
+
+def test_a_dashed_line_of_one_point_is_seen() -> None:
+    chart = LINE._replace(
+        series=[Series("a", [(1.0, 0.0), (9.0, 900.0)]), Series("b", [(5.0, 500.0)])], marks=(), spots=()
+    )
+    alone = chart._replace(series=[chart.series[0]])
+    assert sum(c > "\u2800" for line in drawn(chart, 60)[1:9] for c in line) >= sum(
+        c > "\u2800" for line in drawn(alone, 60)[1:9] for c in line
+    )
+    assert drawn(chart, 60)[1:9] != drawn(alone, 60)[1:9]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,9 @@ import pytest
 from kvplan.probe.receipt import row
 from kvplan.render import markdown, table, text
 from kvplan.render.validation import amount, inventory_report, validation_report
+
+
+RECEIPTS = sorted((Path(__file__).parents[2] / "docs" / "validation").glob("**/*.json"))
 
 
 def receipt(*rows: Any, **exhibits: Any) -> dict[str, Any]:
@@ -91,6 +96,26 @@ def test_a_terminal_gets_what_fits(width: int) -> None:
     assert "read ceiling" in drawn
     assert ("32 tensors" in drawn) == (width == 200)
     assert "| bf16: tensors | 1,073,741,824 B |" in markdown.draw(validation_report(receipt(*ROWS)))
+
+
+@pytest.mark.parametrize("path", RECEIPTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_published_receipts_are_drawn(path: Path) -> None:
+    """Those of November 2026 do not count other processes."""
+    plain = json.loads(path.read_text(encoding="utf-8"))
+    document = validation_report(plain)
+    drawn = text.draw(document, color=False, unicode=True)
+    assert plain["device"]["nvml"] is not None
+    assert "processes not counted" in drawn
+    assert all(row["name"] in drawn for row in plain["rows"][:5])
+    assert max(map(len, table.draw(document, width=80, color=False, unicode=True).splitlines())) <= 80
+    assert markdown.draw(document).count("\n| ") > len(plain["rows"])
+
+
+def test_nothing_judged_is_neither_agreement_nor_off() -> None:
+    plain = receipt(row("device", "memory free", predicted=None, measured=1 << 30, unit="bytes"))
+    plain["verdict"].update(agrees=None, reason="no prediction was judged")
+    drawn = text.draw(validation_report(plain), color=False, unicode=True)
+    assert re.search(r"^verdict +nothing judged +no prediction was judged", drawn, re.M)
 
 
 def test_three_views_of_a_card_side_by_side() -> None:

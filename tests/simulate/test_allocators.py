@@ -171,7 +171,8 @@ def test_a_request_gives_back_all_that_it_took(
     memory.leave(request, done)
     memory.release(request, length)
     assert (memory.used, memory.tokens, memory.other) == (0, 0, 0)
-    assert all(ring.members == 0 and not any(ring.at) for ring in (*memory.rings, *memory.window_rings))
+    rings = (*memory.rings.whole, *(ring for ring, _ in memory.rings.windows))
+    assert all(ring.members == 0 and not any(ring.at) for ring in rings)
 
 
 @settings(max_examples=100, deadline=None)

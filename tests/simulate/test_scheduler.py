@@ -151,9 +151,9 @@ def check(run: Run) -> None:
             assert memory.cache.held_spans == 0
             assert memory.free + memory.cache.idle_blocks == memory.capacity
             assert memory.free >= 0
-            assert memory.cache.idle_marks == sum(r.count for r in memory.cache.queue if r.depth)
+            assert memory.cache.idle_marks == sum(r.count for r in memory.cache.queue if r.mark)
             assert memory.other == 0
-            assert all(ring.members == 0 for ring in memory.rings)
+            assert all(ring.members == 0 for ring in memory.rings.whole)
     assert (rows.admitted[done] >= trace.arrivals[done] - 1e-9).all()
     assert (rows.first[done] > rows.admitted[done]).all()
     assert (rows.finish[done] >= rows.first[done]).all()

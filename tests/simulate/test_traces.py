@@ -252,7 +252,9 @@ def test_a_broken_row_takes_no_other_with_it(tmp_path: Path, row: str, why: str)
 
 
 def test_quoted_cells_are_read_and_a_broken_header_is_refused(tmp_path: Path) -> None:
-    trace = read_trace(write(tmp_path, 'prompt,"output",prefix\r\n"20","5","a ""b"", c"\r\n20,5,"a ""b"", c"\r\n'))
+    trace = read_trace(
+        write(tmp_path, 'prompt,"output",prefix,prefix_tokens\r\n"20","5","a ""b"", c",20\r\n20,5,"a ""b"", c",20\r\n')
+    )
     assert trace.outputs.tolist() == [5, 5]
     assert trace.chain(0) == trace.chain(1) != []
     with pytest.raises(InputError, match="first line"):
@@ -283,7 +285,7 @@ def test_unsorted_timestamps_are_sorted_and_told(tmp_path: Path) -> None:
     assert trace.arrivals.tolist() == [0, 1, 2, 4]
     assert trace.prompts.tolist() == [601, 603, 602, 600]
     assert trace.chain(3) == [(1, 512), (2, 88)]
-    assert trace.notes == ("2 timestamps lie before the one above them: the requests were sorted",)
+    assert trace.notes == ("2 timestamps lie before those above: the requests were sorted",)
 
 
 @settings(max_examples=60, deadline=None)

@@ -23,7 +23,7 @@ from kvplan.simulate.synthetic import synthetic
 from kvplan.simulate.taking import NAMES
 from kvplan.simulate.vary import ROW, Point, points, run_study, simulate_point
 
-SPEC = "requests=150,lengths=alpaca,rate=40,seed=3,longest=1024"
+SPEC = "requests=150,lengths=alpaca,rate=40,longest=1024"
 AXES = [Axis("allocator", ["max", "paged"]), Axis("seed", ["1", "2"]), Axis("max_model_len", [1024, None])]
 BASE = Point("llama-3.2-1b", {"gpu": "h100-sxm"}, None, {"synthetic": SPEC, "request_rate": "30"}, {})
 

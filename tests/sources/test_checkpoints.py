@@ -185,6 +185,36 @@ def test_an_encoder_that_the_files_lack_is_not_counted(checkpoints: Any, tmp_pat
     assert find_model(str(whole)).towers
 
 
+def test_headers_tell_what_no_rule_counts(checkpoints: Any, tmp_path: Path) -> None:
+    """Weights of an unknown encoder: a warning and no exact figure from the configuration, the bytes of its tensors."""
+    config = {"model_type": "odd_vl", "text_config": checkpoints.LLAMA, "odd_config": {"depth": 2}}
+    eye = ("vision_tower.conv.weight", "BF16", (32, 588))
+    folder = checkpoints.write(tmp_path / "odd", config, [*checkpoints.llama_tensors(checkpoints.LLAMA), eye])
+    known, guessed = (plan(str(path), engine="generic", gpu="h100-sxm") for path in (folder, folder / "config.json"))
+    assert known.memory is not None
+    assert guessed.memory is not None
+    assert known.memory[0].weights_bytes == guessed.memory[0].weights_bytes + 2 * 32 * 588
+    bases = [next(t.basis for t in made.memory[0].terms if t.name == "weights") for made in (known, guessed)]
+    assert bases == ["exact", "modelled"]
+    said = "the weights of odd_config are not counted"
+    assert [any(said in w for w in made.warnings) for made in (known, guessed)] == [False, True]
+
+
+def test_parts_that_speak_and_adapters_are_left_in_the_files(checkpoints: Any, tmp_path: Path) -> None:
+    """Qwen2.5-Omni's talker and the adapters beside Phi-4-multimodal's weights."""
+    plain = checkpoints.llama_tensors(checkpoints.LLAMA)
+    more = [
+        ("talker.model.layers.0.self_attn.q_proj.weight", "BF16", (64, 64)),
+        ("token2wav.conv.weight", "BF16", (64, 64)),
+        ("model.layers.0.mlp.up_proj.lora_A.vision.weight", "BF16", (8, 64)),
+    ]
+    folders = [checkpoints.write(tmp_path / n, checkpoints.LLAMA, t) for n, t in (("a", plain), ("b", plain + more))]
+    loaded = [plan(str(folder), engine="generic", gpu="h100-sxm").memory for folder in folders]
+    assert loaded[0] is not None
+    assert loaded[1] is not None
+    assert loaded[0][0].weights_bytes == loaded[1][0].weights_bytes
+
+
 @pytest.mark.parametrize(
     ("more", "changes", "said"),
     [

@@ -105,3 +105,15 @@ def test_families_whose_files_list_their_layers(model_type: str, full: list[bool
     model = read_config(data)
     found = [model.blocks[name].mixers[0].streams()[0].window is None for name in model.layers]
     assert found == full
+
+
+def test_phimoe_slides_unless_its_window_is_the_context() -> None:
+    """Phi-3.5-MoE's own file says a window of its whole context; a shorter one slides in every layer."""
+    config = {
+        "model_type": "phimoe", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 24, "intermediate_size": 96, "vocab_size": 100, "num_local_experts": 2,
+        "num_experts_per_tok": 1, "max_position_embeddings": 512,
+    }  # fmt: skip
+    shorter, whole, none = (read_config(config | {"sliding_window": n}) for n in (20, 512, None))
+    assert windows(shorter) == [20] * 3
+    assert windows(whole) == windows(none) == [None] * 3

@@ -145,6 +145,27 @@ def test_shared_indexers_store_no_key() -> None:
     assert len(own) == 21
 
 
+def test_indexers_by_a_frequency_or_by_letters() -> None:
+    """GLM-5.2's rule and its list say the same; without an offset, two layers come before the count begins."""
+    data = config("glm-5.2")
+    listed = data.pop("indexer_types")
+    layers = read_config(config("glm-5.2")).layers
+    assert read_config(data).layers == layers
+    letters = "".join("F" if kind == "full" else "S" for kind in listed)
+    assert read_config(data | {"index_topk_pattern": letters, "index_topk_freq": 1}).layers == layers
+    assert {n.split("_")[0] for n in read_config(data | {"index_topk_freq": None}).layers} == {"dense", "moe"}
+    short = read_config(data | {"index_skip_topk_offset": None, "num_hidden_layers": 8}).layers
+    assert [i for i, name in enumerate(short) if name.startswith("indexed")] == [0, 1, 5]
+
+
+def test_draft_layers_may_follow_in_layer_types() -> None:
+    data = {**LLAMA, "sliding_window": 4096, "num_nextn_predict_layers": 2}
+    kinds = ["full_attention", "sliding_attention"] * 3
+    assert read_config(data | {"layer_types": kinds}).num_layers == 4
+    with pytest.raises(SpecError, match="layer_types has 7 entries for 4 layers and 2 draft layers"):
+        read_config(data | {"layer_types": [*kinds, "full_attention"]})
+
+
 def test_layers_that_share_a_cache_name_a_block_before_them() -> None:
     for model in ("gemma-3n-e4b", "gemma-4-e2b"):
         spec = read_config(config(model))
@@ -341,6 +362,8 @@ def test_towers_from_their_own_sizes(model: str) -> None:
         ({"hidden_size": 2**60}, "absurdly large"),
         ({"sliding_window": 0}, "sliding_window"),
         ({"sliding_window": 4096, "layer_types": ["full_attention"] * 3}, "3 entries for 4 layers"),
+        ({"sliding_window": 4096, "layer_types": ["full_attention"] * 5}, "5 entries for 4 layers"),
+        ({"num_experts": 10**12, "num_experts_per_tok": 2}, "1,000,000,000,000 experts"),
         ({"sliding_window": 4096, "layer_types": ["strange_attention"] * 4}, "strange_attention"),
         ({"layer_types": ["sliding_attention"] * 4}, "no sliding_window"),
         ({"max_position_embeddings": -1}, "max_position_embeddings"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvplan.errors import SpecError
 from kvplan.sources.hf.hybrids import HYBRIDS
 from kvplan.sources.hf.keys import Config, Layers
 from kvplan.sources.hf.known import TIED
@@ -286,6 +287,30 @@ def test_zamba_attention_adapters_are_per_use() -> None:
     more = spec(data | {"use_shared_attention_adapter": True, "adapter_rank": 64}).parameters
     without = spec(data | {"adapter_rank": 64}).parameters
     assert more - without == 9 * 3 * 2 * 64 * 5120
+
+
+def test_falcon_mamba_states_its_width() -> None:
+    """The published file of Falcon-Mamba-7B: 8,192 wide, although 16 x 4,096 is not."""
+    data = {
+        "model_type": "falcon_mamba", "hidden_size": 4096, "intermediate_size": 8192, "expand": 16, "state_size": 16,
+        "num_hidden_layers": 64, "time_step_rank": 256, "conv_kernel": 4, "vocab_size": 65024, "use_bias": False,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = read_config(data)
+    assert model.parameters == 7_272_665_088
+    assert model.blocks["mamba"].mixers[0].inner_size == 8192  # type: ignore[attr-defined]
+
+
+def test_mamba2_widths_must_agree() -> None:
+    data = {
+        "model_type": "mamba2", "hidden_size": 64, "expand": 2, "num_heads": 8, "head_dim": 16, "state_size": 16,
+        "n_groups": 1, "conv_kernel": 4, "num_hidden_layers": 2, "vocab_size": 100,
+    }  # fmt: skip
+    same = read_config(data | {"intermediate_size": 128})
+    assert same == read_config(data)
+    assert read_config({k: v for k, v in data.items() if k != "expand"} | {"intermediate_size": 128}) == same
+    with pytest.raises(SpecError, match="intermediate_size 256 is not expand times the hidden size, 128"):
+        read_config(data | {"intermediate_size": 256})
 
 
 def test_falcon_h1_biases_are_separate() -> None:

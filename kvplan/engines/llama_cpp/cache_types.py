@@ -6,7 +6,7 @@ Source: libllama 0.5.0 ``src/llama-context.cpp`` (``llama_init_from_model``) and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.engines.llama_cpp import caches
 from kvplan.engines.llama_cpp.architectures import Facts
@@ -23,17 +23,32 @@ TYPES = {
 """kvplan's name -> llama.cpp's, for the nine types of -ctk and -ctv."""
 
 
-def split_types(text: str) -> tuple[Format, Format]:
+class Words(NamedTuple):
+    """What the engine calls the settings that a message is about; braces take a type."""
+
+    k: str = "--cache-type-k"
+    v: str = "--cache-type-v"
+    flash: str = "-fa"
+    set_k: str = "type -ctk {}"
+    set_v: str = "type -ctv {}"
+    set_both: str = "type -ctk {0} -ctv {0}"
+    set_flash: str = "type -fa on, or -ctv f16"
+
+
+LLAMA_SERVER = Words()
+
+
+def split_types(text: str, words: Words = LLAMA_SERVER) -> tuple[Format, Format]:
     """The K and V formats of ``K`` or ``K,V``; ``auto`` is f16.
 
     Raises:
         UnsupportedError: a format that is none of the nine.
     """
     key, _, value = text.partition(",")
-    return _cache_type(key, "--cache-type-k"), _cache_type(value or key, "--cache-type-v")
+    return _cache_type(key, words.k, words.set_k), _cache_type(value or key, words.v, words.set_v)
 
 
-def _cache_type(name: str, flag: str) -> Format:
+def _cache_type(name: str, flag: str, how: str) -> Format:
     if name == "auto":
         return get_format("fp16")
     try:
@@ -46,7 +61,7 @@ def _cache_type(name: str, flag: str) -> Format:
         raise UnsupportedError(
             f"llama.cpp has no cache type {fmt.name}; it takes {', '.join(TYPES.values())}",
             where=flag,
-            hint=f"type {_nearest(fmt)}",
+            hint=how.format(_nearest(fmt)),
         )
     return fmt
 
@@ -57,7 +72,7 @@ def _nearest(fmt: Format) -> str:
     return TYPES[min(TYPES, key=lambda name: abs(get_format(name).mean_bits() - bits))]
 
 
-def resolve_flash(mode: str, v: Format, facts: Facts) -> str:
+def resolve_flash(mode: str, v: Format, facts: Facts, words: Words = LLAMA_SERVER) -> str:
     """``on`` or ``off``: ``auto`` counts as on, unless the architecture forces it off.
 
     Raises:
@@ -66,15 +81,17 @@ def resolve_flash(mode: str, v: Format, facts: Facts) -> str:
     forced = not facts.flash
     on = mode != "off" and not forced
     if v.block_elements > 1 and not on:
-        why = f"{facts.name} runs without it" if forced else "-fa is off"
-        hint = "type -ctv f16" if forced else "type -fa on, or -ctv f16"
+        why = f"{facts.name} runs without it" if forced else f"{words.flash} is off"
+        hint = words.set_v.format("f16") if forced else words.set_flash
         raise UnsupportedError(
-            f"a quantised V cache ({v.name}) needs flash attention, and {why}", where="--cache-type-v", hint=hint
+            f"a quantised V cache ({v.name}) needs flash attention, and {why}", where=words.v, hint=hint
         )
     return "on" if on else "off"
 
 
-def check_types(model: ModelSpec, facts: Facts, k: Format, v: Format, *, flash: bool) -> None:
+def check_types(
+    model: ModelSpec, facts: Facts, k: Format, v: Format, *, flash: bool, words: Words = LLAMA_SERVER
+) -> None:
     """Refuse what the model's shape does not take.
 
     Raises:
@@ -84,9 +101,9 @@ def check_types(model: ModelSpec, facts: Facts, k: Format, v: Format, *, flash: 
     if caches.is_latent(model, facts) and k.name != v.name:
         raise UnsupportedError(
             f"{model.id} has latent attention: K and V take one type, not {TYPES[k.name]} and {TYPES[v.name]}",
-            where="--cache-type-v", hint=f"type -ctk {TYPES[k.name]} -ctv {TYPES[k.name]}",
+            where=words.v, hint=words.set_both.format(TYPES[k.name]),
         )  # fmt: skip
-    for fmt, name, flag in ((k, "K", "--cache-type-k"), (v, "V", "--cache-type-v")):
+    for fmt, name, flag, how in ((k, "K", words.k, words.set_k), (v, "V", words.v, words.set_v)):
         if fmt.block_elements == 1:
             continue
         for size, what in _sizes(model, facts, name, flash):
@@ -95,7 +112,7 @@ def check_types(model: ModelSpec, facts: Facts, k: Format, v: Format, *, flash: 
                 raise UnsupportedError(
                     f"{blocks}, which do not divide the {what} of {size}",
                     where=flag,
-                    hint=f"type -ct{name.lower()} f16",
+                    hint=how.format("f16"),
                 )
 
 

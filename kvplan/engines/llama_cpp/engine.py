@@ -56,6 +56,7 @@ class LlamaCpp(Engine):
     least_fitted_tokens = 4096
     """``--fit-ctx``: a context that nobody gave is not made shorter; layers go to host memory instead."""
     splits_tensors = False
+    words: ClassVar[cache_types.Words] = cache_types.LLAMA_SERVER
     settings = frozenset(
         {
             "ctx_size", "cache_type_k", "cache_type_v", "parallel", "batch_size", "ubatch_size", "n_gpu_layers",
@@ -239,10 +240,10 @@ class LlamaCpp(Engine):
         return vocab_size
 
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
-        k, v = cache_types.split_types(_types(settings))
+        k, v = cache_types.split_types(_types(settings), self.words)
         known = facts(model)
-        flash = cache_types.resolve_flash(flash_mode(settings.extra["flash_attn"]), v, known) == "on"
-        cache_types.check_types(model, known, k, v, flash=flash)
+        flash = cache_types.resolve_flash(flash_mode(settings.extra["flash_attn"]), v, known, self.words) == "on"
+        cache_types.check_types(model, known, k, v, flash=flash, words=self.words)
         return KvFormats(k, v, k, caches.STATE_BYTES, caches.STATE_BYTES)
 
     # ---- what is laid out ----
@@ -299,9 +300,19 @@ class LlamaCpp(Engine):
     def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
         shape = self._shape(stages[0].spec, settings)
         starts = self._starts(stages, settings, kv_bytes)
-        longest = shape.n_ctx_seq if starts else self._longest(stages, settings, kv_bytes)
+        limit, asked = self._request_limit(stages[0].spec, shape), settings.max_model_len
+        longest = limit if starts else min(limit, self._longest(stages, settings, kv_bytes))
         used = tuple(self._on_gpu(stage, settings) for stage in stages)
-        return Pool(None, None, shape.n_ctx, shape.n_ctx, float(shape.slots), longest, starts, used)
+        at_once = min(float(shape.slots), shape.n_ctx / asked) if shape.unified else float(shape.slots)
+        return Pool(None, None, shape.n_ctx, shape.n_ctx, at_once if asked <= limit else 0.0, longest, starts, used)
+
+    @staticmethod
+    def _request_limit(model: ModelSpec, shape: Geometry) -> int:
+        """Tokens of a slot's request: its cells, but not more than the model was trained with.
+
+        Source: libllama 0.5.0 ``tools/server/server-context.cpp``, ``n_ctx_slot``.
+        """
+        return min(shape.n_ctx_seq, model.max_position_embeddings or shape.n_ctx_seq)
 
     def _longest(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> int:
         """The longest context of a slot, in whole steps of 256, whose caches fit; 0: none."""
@@ -316,7 +327,7 @@ class LlamaCpp(Engine):
 
     def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
         shape = self._shape(stages[0].spec, settings)
-        if tokens > shape.n_ctx_seq or not self._starts(stages, settings, kv_bytes):
+        if tokens > self._request_limit(stages[0].spec, shape) or not self._starts(stages, settings, kv_bytes):
             return 0
         return min(shape.slots, shape.n_ctx_seq // tokens) if shape.unified else shape.slots
 

@@ -1,13 +1,14 @@
-"""Flags of llama.cpp and Ollama that change what the caches get.
+"""Flags of llama.cpp, Ollama and LM Studio that change what the caches get.
 
-Names and meaning: libllama 0.5.0 ``common/arg.cpp``; Ollama's are parameters of a Modelfile and environment variables.
+Names and meaning: libllama 0.5.0 ``common/arg.cpp``; Ollama's are parameters of a Modelfile and environment variables,
+LM Studio's are load settings.
 """
 
 from __future__ import annotations
 
 from kvplan.engines.options import Option
 
-_PANEL, _OLLAMA = "llama.cpp", "Ollama"
+_PANEL, _OLLAMA, _LMSTUDIO = "llama.cpp", "Ollama", "LM Studio"
 
 OPTIONS = (
     Option(
@@ -56,3 +57,15 @@ OLLAMA = (
     ),
 )  # fmt: skip
 """What Ollama has besides, by the names of its Modelfile."""
+
+LMSTUDIO = (
+    Option(
+        "gpu_offload", ("--gpu-offload",), "text", "SHARE",
+        "share of the layers on the GPU: max (default), off, or 0 to 1 (lms load --gpu)", _LMSTUDIO,
+    ),
+    Option(
+        "separate_caches", ("--separate-caches",), "true", "",
+        "a cache of the whole context for each prediction (useUnifiedKvCache off)", _LMSTUDIO,
+    ),
+)  # fmt: skip
+"""What LM Studio has besides."""

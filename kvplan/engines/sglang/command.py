@@ -19,8 +19,8 @@ SWITCHES = words("""
     disable-aiter-allreduce-fusion-in-prefill disable-attn-tp-gather disable-chunked-prefix-cache disable-cuda-graph
     disable-cuda-graph-padding disable-custom-all-reduce disable-decode-cuda-graph disable-fast-image-processor
     disable-flashinfer-autotune disable-flashinfer-cutlass-moe-fp4-allgather disable-hybrid-swa-memory
-    disable-outlines-disk-cache disable-overlap-cg-plan disable-overlap-schedule disable-piecewise-cuda-graph
-    disable-prefill-cuda-graph disable-priority-preemption disable-radix-cache disable-shared-experts-fusion
+    disable-outlines-disk-cache disable-overlap-cg-plan disable-piecewise-cuda-graph
+    disable-prefill-cuda-graph disable-priority-preemption disable-shared-experts-fusion
     disable-tokenizer-batch-decode disaggregation-decode-enable-offload-kvcache
     disaggregation-decode-enable-radix-cache disaggregation-enable-kv-checksum dllm-fdfo dsa-prefill-cp-mode
     elastic-ep-rejoin enable-adaptive-dispatch-to-encoder enable-aiter-allreduce-fusion enable-amd-monokernel
@@ -109,7 +109,7 @@ VALUES = words("""
     lmcache-config-file load-balance-method load-format load-publish-endpoint load-snapshot-publish-interval
     load-watch-interval log-level log-level-http log-requests-format log-requests-level lora-backend
     lora-drain-wait-threshold lora-eviction-policy mamba-backend mamba-cache-philox-rounds mamba-max-states-per-path
-    mamba-radix-cache-strategy mamba-scheduler-strategy mamba-track-interval max-ep-size max-loaded-loras
+    mamba-track-interval max-ep-size max-loaded-loras
     max-lora-chunk-size max-lora-rank max-loras-per-batch max-micro-batch-size max-prefill-tokens
     max-queued-requests media-url-max-file-size-mb min-free-slots-delay mm-attention-backend mm-feature-transport
     mm-global-cache-backend mm-io-worker-num mm-max-concurrent-calls mm-per-request-timeout
@@ -167,9 +167,9 @@ SEVERAL = words("""
 """And for those that take a list of words."""
 
 UNMODELLED = words("""
-    attn-cp-size attention-context-parallel-size cpu-offload-gb cuda-graph-max-bs disable-hybrid-swa-memory enable-lora
-    enable-unified-memory ep-num-redundant-experts hybrid-kvcache-ratio lora-paths moe-dense-tp-size
-    prefill-only-disable-kv-cache speculative-algorithm torchao-config
+    attn-cp-size attention-context-parallel-size cpu-offload-gb cuda-graph-max-bs disable-hybrid-swa-memory
+    disaggregation-mode enable-lora enable-unified-memory ep-num-redundant-experts hybrid-kvcache-ratio lora-paths
+    moe-dense-tp-size prefill-only-disable-kv-cache speculative-algorithm torchao-config
 """)
 """Of these, the ones that change what the memory holds."""
 
@@ -217,6 +217,7 @@ GRAMMAR = Grammar(
         "--pp": "pipeline_parallel_size", "--dp-size": "data_parallel_size", "--dp": "data_parallel_size",
         "--dcp-size": "decode_context_parallel_size", "--context-length": "max_model_len",
         "--attention-data-parallel-size": "attn_dp_size", "--mamba-ssm-dtype": "mamba_ssm_cache_dtype",
+        "--mamba-scheduler-strategy": "mamba_radix_cache_strategy",
     },
     model=("--model-path", "--model"),
     positional=True,

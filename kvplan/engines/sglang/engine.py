@@ -9,7 +9,6 @@ from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Allocation, CachePool, Change, Pool, Settings, Stage, Term
 from kvplan.engines.common import (
-    attention_weights_term,
     checked,
     index_format,
     maybe_number,
@@ -21,14 +20,14 @@ from kvplan.engines.common import (
 from kvplan.engines.common import share as as_share
 from kvplan.engines.generic import balanced_split, plain_formats
 from kvplan.engines.rows import architecture_key
-from kvplan.engines.sglang import fraction
+from kvplan.engines.sglang import budget, fraction, requests
 from kvplan.engines.sglang.flags_by_version import cache_type
-from kvplan.engines.sglang.models import has_window_pool
+from kvplan.engines.sglang.models import has_window_pool, held_window
 from kvplan.engines.sglang.pools import PADDING_SLOT_SINCE, Cell, Pools, cell, held_bytes, pools_of
 from kvplan.engines.versions import VersionedEngine
 from kvplan.errors import UnsupportedError
 from kvplan.spec.formats import element_bytes, get_format
-from kvplan.units import GIB, MIB
+from kvplan.units import MIB
 
 if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
 
 RATIO, STATE_RATIO = 0.8, 0.9
 FRACTION_INPUTS = ("chunked_prefill_size", "max_running_requests", "attn_dp_size")
-SLOTS_PER_REQUEST = 3
-"""State slots that one running request takes with the radix tree."""
-TRACKING_SLOTS = 2
-"""And these besides where states are tracked while overlapping (0.5.23's default)."""
 
 
 class Sglang(VersionedEngine):
@@ -54,6 +49,7 @@ class Sglang(VersionedEngine):
         ("cache", "tokens in pages of one; the fewest tokens of any stage count"),
         ("windows", "a pool of 0.8 tokens for each full one, for listed architectures; else held at full length"),
         ("states", "slots out of a share of their own (0.9 bytes for each of the cache), three or more per request"),
+        ("running", "without the radix tree the running requests asked for set state slots and the windowed pool"),
         ("start", "any pool that is not empty; a request longer than the pool is refused when it comes"),
     )
     smaller_kv_formats = ("fp8_e4m3",)
@@ -71,6 +67,9 @@ class Sglang(VersionedEngine):
             "max_mamba_cache_size",
             "attn_dp_size",
             "mamba_ssm_cache_dtype",
+            "disable_radix_cache",
+            "disable_overlap_schedule",
+            "mamba_radix_cache_strategy",
         }
     )
 
@@ -80,13 +79,18 @@ class Sglang(VersionedEngine):
         """The whole model, which DP attention divides otherwise than the ranks of a stage are divided."""
 
     def changes(self) -> list[Change]:
-        memory, pools = "srt/server_args.py", "srt/mem_cache/memory_pool.py"
+        memory, pools = "srt/server_args.py", "srt/mem_cache/kv_cache_configurator.py"
+        capped = "without the radix tree running requests set the windowed pool (before: the ratio)"
         graphs = "the share leaves room for prefill graphs, 1.5 GiB of them with latent attention"
         cards = "cards of 20 to 35 GiB: chunks of 4,096 (before: 2,048), larger graphs"
         return [
             Change(fraction.FORMULA_SINCE, "the default share by a formula (before: by class of card)", memory),
             Change(fraction.PREFILL_GRAPHS_SINCE, graphs, memory),
-            Change(PADDING_SLOT_SINCE, "one state slot more is laid out than is handed out", pools),
+            Change(requests.REQUEST_CAP_SINCE, capped, "srt/model_executor/pool_configurator.py"),
+            Change(
+                requests.TRACKING_SINCE, "states are tracked while decoding: five slots a request, not three", memory
+            ),
+            Change(PADDING_SLOT_SINCE, "the state slot for dummy writes is charged to the pools", pools),
             Change(fraction.LARGE_SMALL_CARDS_SINCE, cards, "srt/arg_groups/memory_hook.py"),
         ]
 
@@ -105,6 +109,9 @@ class Sglang(VersionedEngine):
             found["mamba_full_memory_ratio"] = (STATE_RATIO, source)
         if self._window_pool(model):
             found["swa_full_tokens_ratio"] = (RATIO, source)
+        if gpu is None and given.get("disable_radix_cache"):
+            chunk = fraction.chunk_default(requests.ASSUMED_MIB, self.version)
+            found["chunked_prefill_size"] = (chunk, f"{source}, as on a card of {requests.ASSUMED_MIB:,} MiB")
         if gpu is not None:
             mib = (gpu.nvml_total_bytes or gpu.device_bytes) // MIB
             asked = {n: checked(given[n], n) for n in FRACTION_INPUTS if given.get(n) is not None}
@@ -120,16 +127,18 @@ class Sglang(VersionedEngine):
                 attn_dp=asked.get("attn_dp_size", 1),
                 latent=any(m.kind == "mla" for _, m in model.mixers()),
             )
-            found["mem_fraction_static"] = (
-                fraction.static_fraction(mib, reserved),
-                f"{reserved:,.0f} of {mib:,} MiB are reserved ({source})",
-            )
+            share, why = fraction.static_fraction(mib, reserved), f"{reserved:,.0f} of {mib:,} MiB are reserved"
+            if encoder := fraction.encoder_parameters(model):
+                factor = fraction.encoder_factor(encoder, self.version)
+                share, why = round(share * factor, 4), f"{why}, times {factor:.4f} for the encoder"
+            found["mem_fraction_static"] = (share, f"{why} ({source})")
         return found
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
         no_context_parallel(settings)
-        self._numbers(settings)
+        self._numbers(settings, model)
         maybe_number(settings, "max_running_requests")
+        requests.check_strategy(settings, architecture_key(model), self.version)
         odd = sorted({m.kind for _, m in model.mixers() if m.kind in ("compressed", "cross")})
         if odd:
             raise UnsupportedError(
@@ -155,10 +164,8 @@ class Sglang(VersionedEngine):
         warnings: list[str] = []
         if not self._window_pool(model) and any(s.window for _, m in model.mixers() for s in m.streams()):
             warnings.append(f"SGLang {self.version} holds the windowed layers of {model.id} at full length")
-        if any(t for t in model.towers):
-            warnings.append(
-                "multimodal models also get a smaller fraction, by the size of their encoder; it is not modelled"
-            )
+        if fraction.encoder_parameters(model) and "mem_fraction_static" in settings.defaults:
+            warnings.append("the smaller share of multimodal models is reckoned from the parameters of their encoder")
         return warnings
 
     def typed(self, settings: Settings, pool: Pool) -> Settings:
@@ -206,23 +213,10 @@ class Sglang(VersionedEngine):
     def terms(self, stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
         """What is gone before SGLang looks at free memory, at the static share; attention weights of DP attention."""
         part = as_share(settings.extra.get("mem_fraction_static", 1.0), "mem_fraction_static")
-        many = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
-        low, middle, high = (GIB // 2, 1200 * MIB, 2560 * MIB) if many else (256 * MIB, 512 * MIB, GIB)
-        low, middle, high = (int(part * b) for b in (low, middle, high))
-        context = Term(
-            "context, communication",
-            "runtime",
-            middle,
-            low,
-            high,
-            "modelled",
-            "free memory before loading is the device less these; not fitted",
-        )
-        found = [context]
         dp = whole_number(settings, "attn_dp_size", 1)
-        if dp > 1:
-            found.append(attention_weights_term(stage, model, dp))
-        return found
+        context, *others = budget.terms(stage, model, settings, gpu, version=self.version, dp=dp)
+        middle, low, high = (int(part * size) for size in context[2:5])
+        return [context._replace(bytes=middle, low_bytes=low, high_bytes=high), *others]
 
     def _rank_model(self, stage: Stage, settings: Settings) -> ModelSpec:
         """The stage's layers as one rank attends to them: divided over the attention group only."""
@@ -234,16 +228,17 @@ class Sglang(VersionedEngine):
         )
 
     def _cell(self, spec: ModelSpec, settings: Settings) -> Cell:
-        return cell(spec, self.kv_formats(spec, settings), window_pool=self._window_pool(spec))
+        each = requests.slots_per_request(settings, architecture_key(spec), self.version)
+        return cell(spec, self.kv_formats(spec, settings), window_pool=self._window_pool(spec), slots=each)
 
-    def _numbers(self, settings: Settings) -> dict[str, Any]:
-        """The settings that decide the pools.
+    def _numbers(self, settings: Settings, model: ModelSpec) -> dict[str, Any]:
+        """The settings that decide the pools of `model`, or of a stage of it.
 
         Raises:
             InputError, UnsupportedError: one that cannot be read, or that SGLang refuses.
         """
-        slots, limit = settings.extra.get("max_mamba_cache_size"), settings.extra.get("max_total_tokens")
-        dp = whole_number(settings, "attn_dp_size", 1)
+        limit, key = settings.extra.get("max_total_tokens"), architecture_key(model)
+        windows = [held_window(key, s.window) for _, m in model.mixers() for s in m.streams() if s.window]
         return {
             "version": self.version,
             "page": whole_number(settings, "page_size", 1),
@@ -251,7 +246,8 @@ class Sglang(VersionedEngine):
             "state_ratio": positive(
                 settings.extra.get("mamba_full_memory_ratio", STATE_RATIO), "mamba_full_memory_ratio"
             ),
-            "slots": None if slots is None else whole_number(settings, "max_mamba_cache_size", 1) // dp,
+            "slots": requests.state_slots(settings, key, self.version),
+            "window_tokens": requests.window_tokens(settings, max(windows, default=0), key, self.version),
             "limit": None if limit is None else whole_number(settings, "max_total_tokens", 1),
         }
 
@@ -259,9 +255,12 @@ class Sglang(VersionedEngine):
         self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]
     ) -> tuple[Pools, list[Cell]]:
         """The pools of the rank with the fewest tokens, which all stages lay out."""
-        numbers = self._numbers(settings)
-        cells = [self._cell(self._rank_model(s, settings), settings) for s in stages]
-        found = [pools_of(have, one, **numbers) for have, one in zip(kv_bytes, cells, strict=True)]
+        ranks = [self._rank_model(stage, settings) for stage in stages]
+        cells = [self._cell(spec, settings) for spec in ranks]
+        found = [
+            pools_of(have, one, **self._numbers(settings, spec))
+            for have, one, spec in zip(kv_bytes, cells, ranks, strict=True)
+        ]
         # a stage without any growing layer sets no limit
         least = min(
             (p for p, one in zip(found, cells, strict=True) if one.full or one.windowed),
@@ -270,38 +269,35 @@ class Sglang(VersionedEngine):
         )
         return least._replace(slots=min(p.slots for p in found)), cells
 
-    def _slots_per_request(self, cells: list[Cell]) -> int:
-        if not any(c.state for c in cells):
-            return 0
-        return SLOTS_PER_REQUEST + (TRACKING_SLOTS if self.version == "0.5.23" else 0)
-
     def _running(self, pools: Pools, cells: list[Cell], settings: Settings) -> int:
         """``max_running_requests`` of one DP rank."""
         dp = whole_number(settings, "attn_dp_size", 1)
         asked = maybe_number(settings, "max_running_requests")
         most = max(1, asked // dp) if asked else min(4096, max(2048, int(pools.tokens / settings.max_model_len * 512)))
         most = min(most, pools.tokens // 2)
-        each = self._slots_per_request(cells)
+        each = max(c.slots for c in cells)
         return min(most, pools.slots // each) if each else most
 
     def request_bytes(self, stage: Stage, settings: Settings, tokens: int) -> int:
         one, page = self._cell(self._rank_model(stage, settings), settings), whole_number(settings, "page_size", 1)
         held = -(-tokens // page) * page
         windowed = min(held, -(-(one.window + page) // page) * page) * one.windowed
-        return held * one.full + windowed + max(1, self._slots_per_request([one])) * one.state
+        return held * one.full + windowed + one.slots * one.state
 
     def start_bytes(self, stage: Stage, settings: Settings) -> int:
         """SGLang starts with any pool that is not empty; a windowed pool must hold more than the window."""
         one, page = self._cell(self._rank_model(stage, settings), settings), whole_number(settings, "page_size", 1)
-        ratio = self._numbers(settings)["ratio"]
+        numbers = self._numbers(settings, stage.spec)
+        ratio, fixed = numbers["ratio"], numbers["window_tokens"]
         tokens = int((one.window + page + 1) / ratio) + page if one.windowed and one.full else page + one.window
-        each = max(1, self._slots_per_request([one]))
-        return int(tokens * one.token_bytes(ratio)) + (each + 1) * one.state
+        tokens = tokens if fixed is None else 2 * page
+        slots = numbers["slots"] or one.slots
+        return one.tokens_bytes(tokens, ratio, fixed) + (slots + 1) * one.state
 
     def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
         pools, cells = self._pools(stages, settings, kv_bytes)
         page, dp = whole_number(settings, "page_size", 1), whole_number(settings, "attn_dp_size", 1)
-        running = self._running(pools, cells, settings)
+        running, each = self._running(pools, cells, settings), max(c.slots for c in cells)
         window = max(c.window for c in cells)
         refusal = ""
         if pools.tokens <= 0:
@@ -310,10 +306,11 @@ class Sglang(VersionedEngine):
             least = window + page
             refusal = f"{pools.window_tokens:,} tokens for windowed layers, and one request needs more than {least:,}"
         elif running <= 0:
-            refusal = (
-                f"{pools.slots:,} state slots hold no request: raise --mem-fraction-static or --mamba-full-memory-ratio"
-            )
-        single, each = self._single(pools, cells, page), self._slots_per_request(cells)
+            more = "--mem-fraction-static or --mamba-full-memory-ratio"
+            if "max_mamba_cache_size" in settings.extra:
+                more = f"--max-mamba-cache-size to {each * dp}"
+            refusal = f"{pools.slots:,} state slots hold no request, which takes {each}: raise {more}"
+        single = self._single(pools, cells, page)
         return Pool(
             block_size=page,
             num_blocks=pools.tokens // page,
@@ -343,7 +340,7 @@ class Sglang(VersionedEngine):
             counts.append(pools.window_tokens / min(held, -(-(window + page) // page) * page))
         elif window:
             counts = [pools.window_tokens / min(held, -(-(window + page) // page) * page)]
-        each = self._slots_per_request(cells)
+        each = max(c.slots for c in cells)
         if each:
             counts.append(pools.slots / each)
         return min(counts)
@@ -363,7 +360,9 @@ class Sglang(VersionedEngine):
         return need - (running - 1) * self.shared_prefix_tokens(stages[0].spec, settings) <= pools.tokens
 
     def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> int:
-        """Whole pages (of one token by default); the prompt's last token is computed again."""
+        """Whole pages (of one token by default) of the radix tree; the prompt's last token is computed again."""
+        if not requests.keeps_prefixes(settings, architecture_key(model), self.version):
+            return 0
         page = whole_number(settings, "page_size", 1)
         return min(settings.shared_prefix_tokens, settings.prompt_tokens - 1) // page * page
 
@@ -374,13 +373,10 @@ class Sglang(VersionedEngine):
             return None
         tp = settings.tensor_parallel_size // whole_number(settings, "attn_dp_size", 1)
         one, page = self._cell(shard_model(model, tp=tp), settings), whole_number(settings, "page_size", 1)
-        numbers = self._numbers(settings)
+        numbers = self._numbers(settings, model)
         if have is None:
-            slots = numbers["slots"] or 0
-            have = (
-                int((whole_number(settings, "max_total_tokens", 1) + page) * one.token_bytes(numbers["ratio"]))
-                + (slots + 1) * one.state
-            )
+            slots, tokens = numbers["slots"] or 0, whole_number(settings, "max_total_tokens", 1) + page
+            have = one.tokens_bytes(tokens, numbers["ratio"], numbers["window_tokens"]) + (slots + 1) * one.state
             numbers["slots"] = slots
         pools = pools_of(have, one, **numbers)
         found = []

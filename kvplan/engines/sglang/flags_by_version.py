@@ -19,7 +19,7 @@ ATTENTION_DP_SINCE = "0.5.23"
 """``--attn-dp-size N``; before, ``--dp-size N --enable-dp-attention``."""
 SINCE = {
     "swa_full_tokens_ratio": "0.5.2", "max_mamba_cache_size": "0.5.2", "mamba_ssm_cache_dtype": "0.5.2",
-    "mamba_full_memory_ratio": "0.5.6",
+    "mamba_full_memory_ratio": "0.5.6", "mamba_radix_cache_strategy": "0.5.14",
 }  # fmt: skip
 """Setting -> the first release read whose command line has a flag for it; the others are in all of them."""
 

@@ -6,7 +6,12 @@ Read in ``python/sglang/srt/server_args.py`` of SGLang 0.4.9, 0.5.2, 0.5.6, 0.5.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvplan.engines.versions import at_least
+
+if TYPE_CHECKING:
+    from kvplan.spec.model import ModelSpec
 
 FORMULA_SINCE = "0.5.6"
 """Before: a fixed reserve by size of card (0.4.9 and 0.5.2)."""
@@ -14,6 +19,12 @@ PREFILL_GRAPHS_SINCE = "0.5.12"
 LATENT_GRAPHS_MIB = 1536
 LARGE_SMALL_CARDS_SINCE = "0.5.20"
 """Cards of 20 to 35 GiB: chunks of 4,096 instead of 2,048, larger decode graphs."""
+ENCODER_SIZE_SINCE = "0.5.2"
+"""Before (0.4.9): 0.9 of the share, whatever the encoder."""
+_BASE_ENCODER = 24 * 1024**2
+"""Layers times the square of the hidden size of the encoder that SGLang compares with (ViT-L/14)."""
+_PARAMETERS_PER_SQUARE = 11.5
+"""An encoder layer of hidden size H has 4 H^2 parameters in attention and 2 x 3.75 H^2 in its MLP."""
 
 
 def chunk_default(gpu_mib: int, version: str) -> int:
@@ -88,3 +99,20 @@ def _by_class(gpu_mib: int, ranks: int) -> float:
 def static_fraction(gpu_mib: int, reserved: float) -> float:
     """``mem_fraction_static``, rounded as SGLang rounds it."""
     return round((gpu_mib - reserved) / gpu_mib, 3)
+
+
+def encoder_parameters(model: ModelSpec) -> int:
+    """Parameters of the image encoder; 0: none."""
+    return max((t.parameters for t in model.towers if t.name == "vision"), default=0)
+
+
+def encoder_factor(parameters: int, version: str) -> float:
+    """What the share of a multimodal model is multiplied by (``adjust_mem_fraction_for_vlm``).
+
+    SGLang reads the layers and the hidden size of ``vision_config`` and takes 24 and 1024 where they have other
+    names; here layers times hidden size squared follows from the encoder's `parameters`.
+    """
+    if not at_least(version, ENCODER_SIZE_SINCE):
+        return 0.9
+    ratio = parameters / _PARAMETERS_PER_SQUARE / _BASE_ENCODER
+    return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (ratio - 1)))

@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.cache.bytes import KvFormats, state_bytes, stream_rows
+from kvplan.engines.rows import architecture_key
+from kvplan.engines.sglang.models import held_window
 from kvplan.engines.versions import at_least
 
 if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
 
-PADDING_SLOT_SINCE = "0.5.14"
-"""From here on one state slot more is laid out than is handed out, and paid for."""
+PADDING_SLOT_SINCE = "0.5.17"
+"""From here on the state slot that takes dummy writes is charged to the pools; before, it is laid out beside them."""
 
 
 class Cell(NamedTuple):
@@ -27,10 +29,12 @@ class Cell(NamedTuple):
     window_v: int
     """Of windowed layers that have a pool of their own; 0 where none have."""
     window: int
-    """The largest of their windows."""
+    """The largest of their windows, as SGLang counts it."""
     conv: int
     recurrent: int
     """Of one state slot."""
+    slots: int = 0
+    """State slots that one running request takes."""
 
     @property
     def full(self) -> int:
@@ -50,6 +54,12 @@ class Cell(NamedTuple):
             return self.windowed
         return self.full + ratio * self.windowed if self.windowed else self.full
 
+    def tokens_bytes(self, tokens: int, ratio: float, window_tokens: int | None) -> int:
+        """Bytes of `tokens` tokens; with a windowed pool of `window_tokens`, where its size is set."""
+        if window_tokens is None or not (self.full and self.windowed):
+            return int(tokens * self.token_bytes(ratio))
+        return tokens * self.full + window_tokens * self.windowed
+
 
 class Pools(NamedTuple):
     """What a rank lays out."""
@@ -62,11 +72,12 @@ class Pools(NamedTuple):
     padding_slots: int
 
 
-def cell(model: ModelSpec, formats: KvFormats, *, window_pool: bool) -> Cell:
+def cell(model: ModelSpec, formats: KvFormats, *, window_pool: bool, slots: int) -> Cell:
     """The cell of the layers of `model`, which is what one rank holds.
 
     Args:
         window_pool: windowed layers have a pool of their own.
+        slots: state slots of one running request, where there are states.
     """
     sizes = [0] * 4
     window = conv = recurrent = 0
@@ -76,12 +87,12 @@ def cell(model: ModelSpec, formats: KvFormats, *, window_pool: bool) -> Cell:
             own = window_pool and stream.window is not None
             pooled = stream.ratio if stream.role == "index" else 1
             sizes[2 * own + (stream.role == "v")] += layers * -(-size // pooled)
-            window = max(window, stream.window or 0) if own else window
+            window = max(window, held_window(architecture_key(model), stream.window or 0)) if own else window
         states = state_bytes(mixer, formats)
         conv += layers * state_bytes(mixer, only_conv)
         recurrent += layers * (states - state_bytes(mixer, only_conv))
     full_k, full_v, window_k, window_v = sizes
-    return Cell(full_k, full_v, window_k, window_v, window, conv, recurrent)
+    return Cell(full_k, full_v, window_k, window_v, window, conv, recurrent, slots if conv + recurrent else 0)
 
 
 def pools_of(
@@ -94,6 +105,7 @@ def pools_of(
     state_ratio: float,
     slots: int | None,
     limit: int | None,
+    window_tokens: int | None = None,
 ) -> Pools:
     """The pools that `have` bytes give.
 
@@ -102,6 +114,7 @@ def pools_of(
         state_ratio: ``mamba_full_memory_ratio``, bytes of states over bytes of tokens.
         slots: state slots that are asked for; None: as many as the ratio gives.
         limit: ``max_total_tokens``.
+        window_tokens: the size of the windowed pool, where running requests set it; None: the ratio does.
     """
     padding = 1 if one.state and at_least(version, PADDING_SLOT_SINCE) else 0
     count = 0
@@ -109,14 +122,20 @@ def pools_of(
         budget = int(have * state_ratio / (1 + state_ratio))
         count = slots if slots is not None else max(0, budget // one.state - padding)
         have -= (count + padding) * one.state
-    size = one.token_bytes(ratio)
+    fixed = window_tokens if one.full and one.windowed else None
+    if fixed is not None:
+        have -= fixed * one.windowed
+    size = one.full if fixed is not None else one.token_bytes(ratio)
     tokens = int(max(0, have) // size) if size else (limit or 0)
-    if limit is not None:
-        tokens = min(tokens, limit)
+    if limit is not None and limit < tokens:
+        tokens = limit
+        fixed = None if fixed is None else min(fixed, limit)
     tokens = tokens // page * page
     windowed = 0
     if one.windowed:
         windowed = int(tokens * ratio) // page * page if one.full else tokens
+    if fixed is not None:
+        windowed = fixed
     return Pools(tokens, windowed, count, padding)
 
 

@@ -9,6 +9,7 @@ from kvplan.engines.command_line import Grammar, Reading, pick, words
 from kvplan.engines.flags import SHARED, TENSORRT_LLM
 from kvplan.engines.vllm.flags import LAYOUT
 from kvplan.engines.vllm.flags import OPTIONS as COMMON
+from kvplan.errors import printable
 
 SWITCHES = words("""
     disable-overlap-scheduler enable-chunked-prefill fail-fast-on-attention-window-too-large print-iter-log
@@ -35,8 +36,18 @@ UNMODELLED = words("""
 """Flags that change what the memory holds."""
 
 
+MODELLED_BACKEND = "pytorch"
+"""The default of ``--backend``; ``tensorrt`` and ``_autodeploy`` lay out memory otherwise."""
+
+
 def settle(reading: Reading) -> None:
     """Attention DP is over all tensor-parallel ranks; experts."""
+    backend = reading.other.get("--backend", MODELLED_BACKEND)
+    if backend == MODELLED_BACKEND:
+        reading.use("--backend")
+    else:
+        shown = printable(backend, 40)
+        reading.warnings.append(f"--backend {shown}: planned by the rules of the {MODELLED_BACKEND} backend")
     if reading.other.get("--max-beam-width") == "1":
         reading.warnings = [text for text in reading.warnings if "max_beam_width" not in text.replace("-", "_")]
     attention = reading.use("--enable-attention-dp")

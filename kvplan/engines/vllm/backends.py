@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from itertools import product
 from math import lcm
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.engines.vllm.versions import Rules
 from kvplan.errors import UnknownNameError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvplan.spec.formats import Format
+    from kvplan.spec.kind import Stream
 
 DEFAULT_BLOCK = 16
 
@@ -282,13 +288,35 @@ def preferred_block(backends: list[Backend]) -> int:
     )
 
 
-def window_block(backend: Backend, block_size: int) -> int:
+def window_block(backend: Backend, block_size: int, rules: Rules) -> int:
     """The block that a windowed layer chooses for itself: the largest kernel block not above the model's.
 
-    Source: vLLM 0.33.0 ``vllm/model_executor/layers/attention/attention.py``, ``_largest_kernel_block_within``.
+    0.25 took the smallest, which then grows with the pages. Source: vLLM 0.25.0 and 0.33.0
+    ``vllm/model_executor/layers/attention/attention.py``, ``_largest_kernel_block_within``.
     """
+    if not rules.has("windows_ask_backend"):
+        return min(backend.sizes)
     if backend.multiple:
         size = backend.sizes[0]
         return max(size, block_size // size * size)
     fitting = [size for size in backend.sizes if size <= block_size]
     return max(fitting) if fitting else min(backend.sizes)
+
+
+def check_packed_windows(model: str, streams: Iterable[Stream], fmt: Format, rules: Rules) -> list[str]:
+    """TurboQuant beside windows; returns warnings.
+
+    Source: vLLM 0.26.0 to 0.33.0 ``vllm/v1/attention/backend.py``, ``validate_configuration``.
+
+    Raises:
+        UnsupportedError: a windowed layer, for which no backend of 0.26 or later both unpacks and reads windows.
+    """
+    windowed = [s for s in streams if s.window] if fmt.edge_layers else []
+    if rules.has("windows_ask_backend") and any(not s.chunked for s in windowed):
+        raise UnsupportedError(
+            f"no attention backend of vLLM {rules.name} takes {fmt.name} for the windowed layers of {model}: "
+            "TURBOQUANT: [sliding window not supported]",
+            where="--kv-cache-dtype", hint="type --kv-cache-dtype fp8",
+        )  # fmt: skip
+    chunked = any(s.chunked for s in windowed)
+    return ["TurboQuant pages of chunked layers are not modelled: theirs are taken as packed"] if chunked else []

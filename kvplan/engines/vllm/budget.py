@@ -17,6 +17,7 @@ from kvplan.engines.vllm import budget_versions as versions
 from kvplan.engines.vllm import budget_weights as loaded
 from kvplan.engines.vllm import speculation
 from kvplan.engines.vllm.budget_sparse import loaded_term, sparse_workspace
+from kvplan.engines.vllm.runner import runner as which_runner
 from kvplan.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def terms(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> l
     """Every term of one rank besides the weights of the checkpoint."""
     draft = speculation.of(settings)
     ahead = speculation.tokens_ahead(draft, len(model.draft_layers)) if draft else 0
-    runner = versions.runner(model, settings, gpu, draft.method if draft else None)
+    runner = which_runner(model, settings, versions.version_of(settings))
     rows, _ = activation.rows_and_tokens(settings)
     path = versions.sampler(settings, gpu, runner, rows)
     found = [
@@ -75,14 +76,24 @@ def activation_term(
     widest = max(parts, key=lambda p: p.bytes)
     cublas = activation.cublas_bytes(gpu)
     low, high = max(p.low for p in parts), max(p.high for p in parts)
-    rows, batched = activation.rows_and_tokens(settings)
-    source = (
-        f"the {widest.name} is the peak; V{runner} runner, sampler path: {path.path}; "
-        f"{rows:,} rows (max_num_seqs {settings.max_num_seqs or 0:,}), max_num_batched_tokens {batched:,}, "
-        f"vocabulary {model.vocab_size:,}"
-    )
+    source = f"the {widest.name} is the peak; {_inputs(model, settings, runner, path, widest is sampler)}"
     size, least, most = cublas + widest.bytes, cublas + low * 9 // 10, cublas + high + MARGIN_BYTES
     return Term("activation peak", "activation", size, least, most, "modelled", source)
+
+
+def _inputs(model: ModelSpec, settings: Settings, runner: int, path: versions.Sampler, said: bool) -> str:
+    """What the peak was reckoned from, each thing once.
+
+    Args:
+        said: the sampler's path has been named.
+    """
+    rows, batched = activation.rows_and_tokens(settings)
+    parts = [] if f"V{runner} runner" in path.path else [f"V{runner} runner"]
+    parts += [] if said else [f"sampler path: {path.path}"]
+    limit = settings.max_num_seqs or 0
+    what = "max_num_seqs" if rows == limit else f"max_num_seqs {limit:,}"
+    figures = f"{rows:,} rows ({what}), max_num_batched_tokens {batched:,}, vocabulary {model.vocab_size:,}"
+    return "; ".join([", ".join(parts), figures] if parts else [figures])
 
 
 def kept_term(

@@ -71,7 +71,8 @@ def outside_level(settings: Settings, gpu: GpuSpec) -> tuple[Level, str]:
     """(bytes outside torch, where the figure comes from)."""
     version, new = versions.version_of(settings), major(gpu) >= 9
     together = settings.tensor_parallel_size > 1 or settings.pipeline_parallel_size > 1
-    nvlink = gpu.interconnect == "nvlink"
+    pairs = gpu.interconnect_bridge and settings.tensor_parallel_size > 2  # the others are reached over PCIe
+    nvlink = gpu.interconnect == "nvlink" and not pairs
     if version < versions.SNAPSHOT_FIRST:
         base = BEFORE_SNAPSHOTS
         more = NCCL_BYTES if together and nvlink and new else TOGETHER_OLD.typical if together else 0
@@ -114,7 +115,7 @@ def capture_sizes(settings: Settings, gpu: GpuSpec, drafts: int = 0) -> list[int
     """Batch sizes whose graphs are captured.
 
     1, 2, 4, then by 8 up to 256 and by 16 above (by 8 throughout until 0.11.0), up to twice the most
-    sequences, 512 at most (1,024 on compute capability 10.x).
+    sequences, 512 at most (1,024 on compute capability 10.x). ``--performance-mode interactivity``: 1 to 32 each.
     Source: vLLM ``vllm/config/vllm.py``, ``_set_cudagraph_sizes``.
     """
     seqs = settings.max_num_seqs or 0
@@ -125,7 +126,9 @@ def capture_sizes(settings: Settings, gpu: GpuSpec, drafts: int = 0) -> list[int
         top = limit = asked
     fine = versions.version_of(settings) >= versions.FINE_GRAPH_SIZES
     large = range(272, limit + 1, 16) if fine else range(264, limit + 1, 8)
-    return [s for s in (1, 2, 4, *range(8, 257, 8), *large) if s <= max(1, top)]
+    each = settings.extra.get("performance_mode") == "interactivity"
+    small = (*range(1, 33), *range(40, 257, 8)) if each else (1, 2, 4, *range(8, 257, 8))
+    return [s for s in (*small, *large) if s <= max(1, top)]
 
 
 def graph_count(settings: Settings, gpu: GpuSpec, drafts: int = 0) -> int:

@@ -2,7 +2,7 @@
 
 Read in the wheels 0.8.5 to 0.33.0: ``vllm/v1/worker/gpu_worker.py`` (``determine_available_memory``),
 ``vllm/v1/worker/gpu_model_runner.py`` (V1 runner), ``vllm/v1/worker/gpu/`` (V2 runner),
-``vllm/v1/sample/``, ``vllm/utils/mem_utils.py``, ``vllm/config/vllm.py``.
+``vllm/v1/sample/``, ``vllm/utils/mem_utils.py``. Which runner it is: `kvplan.engines.vllm.runner`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from kvplan.engines.vllm.versions import parse
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings
     from kvplan.spec.gpu import GpuSpec
-    from kvplan.spec.model import ModelSpec
 
 Version = tuple[int, int, int]
 
@@ -44,29 +43,6 @@ GRAPH_MODES: Version = (0, 11, 0)
 FINE_GRAPH_SIZES: Version = (0, 11, 1)
 """Up to 256 by 8 and above by 16 from here; before, by 8 throughout."""
 
-_V2_0_25 = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
-_V2_0_26 = _V2_0_25 | {"InklingForCausalLM", "InklingForConditionalGeneration", "LongcatFlashNgramForCausalLM"}
-_V2_0_27 = _V2_0_26 | {"KimiK3ForConditionalGeneration"}
-V2_BY_NAME: tuple[tuple[Version, frozenset[str]], ...] = (
-    ((0, 28, 0), _V2_0_27 | {"DeepseekV4ForCausalLM"}),
-    ((0, 27, 0), _V2_0_27),
-    ((0, 26, 0), _V2_0_26),
-    ((0, 25, 0), _V2_0_25),
-    ((0, 24, 0), _V2_0_25 | {"Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"}),
-)
-"""Architectures that run on the V2 runner by default: ``DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`` of
-``vllm/config/vllm.py``, newest first. From 0.25 every dense model without states does besides."""
-V2_FOR_DENSE: Version = (0, 25, 0)
-V2_FOR_ALL: Version = (0, 29, 0)
-V1_ON_ROCM: tuple[tuple[Version, frozenset[str]], ...] = (
-    ((0, 29, 0), frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"})),
-    ((0, 28, 0), frozenset({"DeepseekV4ForCausalLM"})),
-)
-"""Architectures that stay on the V1 runner on AMD devices: ``ROCM_DEFAULT_MRV1_ARCHITECTURES``; in 0.28
-``default_v2_model_runner_architectures``. Newest first."""
-V1_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "custom_class"})
-"""Speculative methods that the V2 runner does not support."""
-
 
 class Sampler(NamedTuple):
     """What the profile's sampler holds at its peak."""
@@ -90,32 +66,6 @@ NO_SORT = 14.0
 def version_of(settings: Settings) -> Version:
     """The engine version as numbers."""
     return parse(settings.engine_version)
-
-
-def runner(model: ModelSpec, settings: Settings, gpu: GpuSpec, draft_method: str | None) -> int:
-    """1 or 2: which model runner profiles the memory.
-
-    Source: ``VllmConfig.use_v2_model_runner``. ``VLLM_USE_V2_MODEL_RUNNER`` is the setting ``model_runner``.
-    """
-    asked = settings.extra.get("model_runner")
-    if asked in (1, 2):
-        return int(asked)
-    version = version_of(settings)
-    if version < V2_BY_NAME[-1][0] or draft_method in V1_DRAFTS:
-        return 1
-    kept = next((names for since, names in V1_ON_ROCM if version >= since), frozenset())
-    if gpu.vendor == "amd" and model.architecture in kept:
-        return 1
-    if version >= V2_FOR_ALL:
-        return 2
-    named = next(names for since, names in V2_BY_NAME if version >= since)
-    if model.architecture in named:
-        return 2
-    if version < V2_FOR_DENSE:
-        return 1
-    parts = [part for name in model.layer_counts for part in (*model.blocks[name].mixers, *model.blocks[name].ffns)]
-    plain = not any(getattr(part, "experts", 0) for part in parts) and not any(m.states() for _, m in model.mixers())
-    return 2 if plain else 1
 
 
 def sampler(settings: Settings, gpu: GpuSpec, which: int, rows: int) -> Sampler:

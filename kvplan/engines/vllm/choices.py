@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import legal_sizes
 from kvplan.engines.base import Settings
-from kvplan.engines.generic import check_context_parallel
-from kvplan.engines.vllm import backends, layout
+from kvplan.engines.vllm import backends, layout, speculation
 from kvplan.engines.vllm.layers import has_states, v4_format
 from kvplan.engines.vllm.states import gdn_prefill_backend, recurrent_bytes, state_dtypes
 from kvplan.engines.vllm.versions import Rules, Version
@@ -122,10 +121,14 @@ def _batch(gpu: GpuSpec, given: dict[str, Any], rules: Rules, longest: int) -> d
         batched, seqs = 16384, 1024
     elif total >= 70 * GIB and "A100" not in gpu.name.upper() and gpu.compute_capability != "12.1":
         batched, seqs = 8192, 1024
+    if given.get("performance_mode") == "throughput" and rules.has("performance_modes"):
+        batched, seqs = 2 * batched, 2 * seqs
     running = given.get("max_num_seqs") or seqs
     length = given.get("max_model_len") or 0
     if length <= 0:
         length = longest
+    if _whole_prompts(given, rules):
+        batched = max(batched, length)
     if length > 0:
         batched = min(batched, running * length)
     batched = given.get("max_num_batched_tokens") or batched
@@ -220,8 +223,9 @@ def _check_rows(fmt: Format, family: str | None) -> None:
         )  # fmt: skip
 
 
-def _check_batch(settings: Settings) -> None:
-    """A step must have room for a token of every running sequence, in every release read.
+def _check_batch(settings: Settings, rules: Rules) -> None:
+    """A step must have room for a token of every running sequence, in every release read, and for a whole prompt where
+    prompts are not cut.
 
     Source: vLLM 0.33.0 ``vllm/config/scheduler.py``, ``verify_max_model_len`` (0.11.0: ``_verify_args``).
     """
@@ -233,6 +237,18 @@ def _check_batch(settings: Settings) -> None:
             where="--max-num-batched-tokens" if given else "--max-num-seqs",
             hint=f"type --max-num-batched-tokens {seqs}, or --max-num-seqs {batched}",
         )
+    length = settings.max_model_len
+    if batched is not None and batched < length and _whole_prompts(settings.extra, rules):
+        raise UnsupportedError(
+            f"vLLM refuses max_num_batched_tokens {batched:,} below max_model_len {length:,} where prompts are not cut",
+            where="--no-enable-chunked-prefill",
+            hint=f"leave it out, or type --max-num-batched-tokens {length}, or --max-model-len {batched}",
+        )
+
+
+def _whole_prompts(given: dict[str, Any], rules: Rules) -> bool:
+    """Whether a prompt is one step, however long (0.11 cuts them all the same)."""
+    return given.get("enable_chunked_prefill") is False and rules.has("chunking_may_be_off")
 
 
 def _check_format(model: ModelSpec, fmt: Format, dtype: str, rules: Rules) -> None:
@@ -251,9 +267,13 @@ def _check_format(model: ModelSpec, fmt: Format, dtype: str, rules: Rules) -> No
 def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rules, longest: int | None) -> list[str]:
     """Refuse what no memory makes legal; returns warnings."""
     warnings = _check_length(settings, longest, rules) + _dtype_warnings(model, gpu)
-    _check_batch(settings)
+    _check_batch(settings, rules)
     _check_block(model, settings, rules)
-    _check_context_parallel(model, settings)
+    if settings.decode_context_parallel_size > 1:
+        from kvplan.engines.vllm.context_ranks import check_context_ranks
+
+        check_context_ranks(model, settings, rules)
+    speculation.check_method(settings, rules)
     _check_fp8_tiles(model, settings)
     if gpu is not None and gpu.vendor == "nvidia":
         _check_nvfp4(model, settings, capability_of(gpu), rules)
@@ -264,11 +284,11 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
         raise UnsupportedError(
             "vLLM removed this mode in 0.32.0", where="--mamba-cache-mode", hint="type --mamba-cache-mode align"
         )
-    windows = any(s.window for m in layout.mixers_of(model) for s in m.streams())
-    if windows and kv_formats(model, settings, rules).k.edge_layers:
-        warnings.append(
-            "TurboQuant pages of windowed layers are not modelled: theirs are taken as packed like the others"
-        )
+    streams = [s for m in layout.mixers_of(model) for s in m.streams()]
+    off = layout.connector_without_windows(settings, rules)
+    if off and any(s.window for s in streams):
+        warnings.append(f"{off} turns the hybrid cache manager off: windowed layers hold every token")
+    warnings += backends.check_packed_windows(model.id, streams, kv_formats(model, settings, rules).k, rules)
     if gpu is not None and capability_of(gpu) == _OTHER:
         warnings.append(f"vLLM's block sizes on {gpu.vendor} are not modelled; those of a plain backend are used")
     return warnings
@@ -368,26 +388,3 @@ def _check_fp8_tiles(model: ModelSpec, settings: Settings) -> None:
                     where="--tensor-parallel-size",
                     hint=f"{other}--tensor-parallel-size {max(whole, default=1)}",
                 )
-
-
-def _check_context_parallel(model: ModelSpec, settings: Settings) -> None:
-    """DCP splits tokens over the copies of a KV head; vLLM shares those of layers without a window only."""
-    dcp = settings.decode_context_parallel_size
-    if dcp == 1:
-        return
-    where = "--decode-context-parallel-size"
-    check_context_parallel(model, settings)
-    for mixer in layout.mixers_of(model):
-        streams = mixer.streams()
-        if not streams or streams[0].name == "latent":
-            continue
-        if streams[0].window is not None:
-            raise UnsupportedError(
-                "vLLM does not share the tokens of windowed layers", where=where, hint=f"type {where} 1"
-            )
-        heads = streams[0].heads
-        per_head = getattr(mixer, "query_heads", heads) // heads
-        if per_head % dcp:
-            raise UnsupportedError(
-                f"{per_head} query heads per KV head are not a multiple of {dcp}", where=where, hint=f"type {where} 1"
-            )

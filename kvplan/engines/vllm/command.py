@@ -12,7 +12,7 @@ from kvplan.engines.command_line import Grammar, Reading, Word, words
 from kvplan.engines.model_changes import ModelChanges, Quantization, from_config, read_dtype, replaced_keys, unmodelled
 from kvplan.engines.options import Option
 from kvplan.engines.versions import at_least
-from kvplan.engines.vllm.flags import LAYOUT, OPTIONS
+from kvplan.engines.vllm.flags import LAYOUT, OPTIONS, SERVED
 from kvplan.engines.vllm.lengths import YARN, counts_factor, derived
 from kvplan.errors import InputError, UnsupportedError, printable
 
@@ -103,9 +103,15 @@ SEVERAL = words("""
 UNMODELLED = words("""
     cpu-offload-gb cpu-offload-params disable-sliding-window enable-dbo enable-lora enable-prompt-adapter
     kv-cache-dtype-skip-layers language-model-only mm-encoder-only model-class-overrides num-redundant-experts
-    offload-backend offload-group-size override-attention-dtype prefill-context-parallel-size quantization-config -pcp
+    offload-backend offload-group-size override-attention-dtype prefill-context-parallel-size quantization-config
+    replayssm-buffer-len use-replayssm -pcp
 """)
 """Of these, the ones that change what the memory holds."""
+
+UNMODELLED_VARIABLES = frozenset(
+    {"VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"}
+)
+"""The same among the variables (``vllm/envs.py``)."""
 
 QUANTIZATION = {
     "fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "bitsandbytes": "bnb",
@@ -120,6 +126,11 @@ _DOTTED = "--speculative-config."
 def settle(reading: Reading) -> None:
     """Drafts out of several flags, quantisation, machines, and what is changed of the model itself."""
     _drafts(reading)
+    _prompts(reading)
+    _runner(reading)
+    connector = reading.use("--kv-transfer-config.kv_connector", "--kv-transfer-config.kv-connector")
+    if connector:
+        reading.set("kv_transfer_config", json.dumps({"kv_connector": connector}), f"--kv-transfer-config {connector}")
     for read in (_graphs, _redundant):
         try:
             read(reading)
@@ -145,6 +156,32 @@ def settle(reading: Reading) -> None:
         local = Word("1")  # one replica a command, behind a balancer of one's own
     if local and local.isdecimal() and 0 < int(local[:6]) < replicas:
         reading.nodes = max(reading.nodes, -(-replicas // int(local[:6])))
+
+
+_CHUNKED = "--enable-chunked-prefill"
+_V2 = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def _prompts(reading: Reading) -> None:
+    """Prompts in one step: ``--no-enable-chunked-prefill``, or the flag with a value (up to vLLM 0.10)."""
+    off = [f for f in (f"--no-{_CHUNKED[2:]}", "--disable-chunked-prefill") if f in reading.ignored]
+    if reading.other.get(_CHUNKED, "").lower() in ("0", "false", "off", "no"):
+        off.append(f"{_CHUNKED} {reading.other[_CHUNKED]}")
+    if off:
+        reading.ignored = [flag for flag in reading.ignored if flag not in (*off, _CHUNKED)]
+        reading.set("enable_chunked_prefill", False, off[0])
+
+
+def _runner(reading: Reading) -> None:
+    """``VLLM_USE_V2_MODEL_RUNNER``, and variables that change the budget."""
+    value = str(reading.settings.get("model_runner", "")).lower()
+    if value in ("0", "false", "1", "true"):
+        reading.settings["model_runner"] = 1 if value in ("0", "false") else 2
+    elif value:
+        reading.unset("model_runner")
+        reading.warnings.append(f"{_V2} is 0 or 1, not {printable(value, 40)!r}")
+    for name in sorted(UNMODELLED_VARIABLES.intersection(reading.ignored)):
+        reading.warnings.append(f"{name} changes what the memory holds, and is not modelled")
 
 
 def _changes(reading: Reading) -> None:
@@ -280,7 +317,8 @@ GRAMMAR = Grammar(
     images=("vllm/vllm-openai", "vllm/vllm-openai-rocm", "lmcache/vllm-openai"),
     version_images=("vllm/vllm-openai", "vllm/vllm-openai-rocm"),
     options=(
-        *OPTIONS, *LAYOUT,
+        *OPTIONS, *LAYOUT, *(option for option in SERVED if option.setting != "enable_chunked_prefill"),
+        Option("model_runner", (_V2,), "text", "", ""),
         Option("allow_long_max_model_len", ("VLLM_ALLOW_LONG_MAX_MODEL_LEN",), "true", "", ""),
     ),
     aliases={"-ep": "enable_expert_parallel", "-sc": "speculative_config"},
@@ -294,6 +332,7 @@ GRAMMAR = Grammar(
     environment={
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
         "VLLM_ATTENTION_BACKEND": "--attention-backend",
+        _V2: _V2,
     },
     variables=("VLLM_",),
     config=("--config",),

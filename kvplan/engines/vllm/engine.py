@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.engines.base import ARRAY_SETTINGS, Engine, Pool, Settings, Speculation, Stage, Term
 from kvplan.engines.generic import balanced_split
 from kvplan.engines.vllm import budget, choices, layout, speculation
+from kvplan.engines.vllm.flags import SERVED
 from kvplan.engines.vllm.layout import Layout
 from kvplan.engines.vllm.requests import group_blocks
 from kvplan.engines.vllm.specs import WHOLE, CacheLayer
@@ -63,6 +64,7 @@ class Vllm(Engine):
             "disable_hybrid_kv_cache_manager", "speculative_config", "attention_backend", "gdn_prefill_backend",
         }
         | budget.SETTINGS
+        | frozenset(option.setting for option in SERVED)
     )  # fmt: skip
 
     def __init__(self, version: str | None = None) -> None:
@@ -231,7 +233,7 @@ class Vllm(Engine):
             max_concurrency=concurrency,
             max_single_request_tokens=filled(longest, length),
             starts=holds & within,
-            used_bytes=tuple(blocks * laid.block_bytes(stage) for stage in stages),
+            used_bytes=tuple(blocks * laid.own_bytes(stage) for stage in stages),
             max_num_seqs_allowed=allowed,
             refusal=refusal,
         )

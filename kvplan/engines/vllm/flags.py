@@ -102,3 +102,21 @@ LAYOUT = (
     ),
 )  # fmt: skip
 """The layout flags, which kvplan itself takes under the same names for every engine."""
+
+SERVED = (
+    Option(
+        "async_scheduling", ("--no-async-scheduling",), "false", "", "settle each step before the next is scheduled"
+    ),
+    Option("enable_chunked_prefill", ("--no-enable-chunked-prefill",), "false", "", "a prompt is one step"),
+    Option("performance_mode", ("--performance-mode",), "text", "MODE", "throughput doubles the default batch limits"),
+    Option("kv_transfer_config", ("--kv-transfer-config",), "text", "JSON", "the KV connector"),
+    Option("kv_events_config", ("--kv-events-config",), "text", "JSON", "events of the cache"),
+    Option("kv_offloading_size", ("--kv-offloading-size",), "number", "GIB", "memory of the host for a KV connector"),
+    Option("kv_offloading_backend", ("--kv-offloading-backend",), "text", "NAME", "native or lmcache"),
+    Option("enable_elastic_ep", ("--enable-elastic-ep",), "true", "", "expert ranks that come and go"),
+    Option("enable_prompt_embeds", ("--enable-prompt-embeds",), "true", "", "prompts as embeddings"),
+    Option("enable_return_routed_experts", ("--enable-return-routed-experts",), "true", "", "say which experts ran"),
+    Option("kv_sharing_fast_prefill", ("--kv-sharing-fast-prefill",), "true", "", "skip layers that share a cache"),
+    Option("logprobs_mode", ("--logprobs-mode",), "text", "MODE", "what is returned of the logits"),
+)
+"""Flags that change the batches in flight, the runner or the hybrid manager: read off vLLM's own command line alone."""

@@ -108,12 +108,22 @@ def _same_page(layers: list[CacheLayer], rules: Rules) -> list[CacheLayer] | Non
             cache[layer] = layer._replace(
                 block_size=layer.block_size * scale, padded_bytes=layer.padded_bytes and largest
             )
-        elif layer.family not in ("mla", "sliding_mla") and rules.has("pages_may_be_padded"):
+        elif _paddable(layer, rules):
             cache[layer] = layer._replace(padded_bytes=largest)
         else:
             return None
     found = [cache[layer] for layer in layers]
     return None if None in found else [layer for layer in found if layer is not None]
+
+
+def _paddable(layer: CacheLayer, rules: Rules) -> bool:
+    """Whether a page may be larger than its rows: until 0.28 TurboQuant's backend does not read by a block's stride.
+
+    Source: vLLM 0.24.0 ``vllm/v1/attention/backend.py``, ``indexes_kv_by_block_stride``.
+    """
+    packed = bool(layer.shape) and str(layer.shape[-1]).startswith("turboquant")
+    since = "packed_may_be_padded" if packed else "pages_may_be_padded"
+    return layer.family not in ("mla", "sliding_mla") and rules.has(since)
 
 
 def _by_kind(layers: list[CacheLayer], rules: Rules) -> list[Group]:

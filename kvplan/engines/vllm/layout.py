@@ -20,6 +20,7 @@ from kvplan.engines.vllm.backends import (
 from kvplan.engines.vllm.groups import Group, block_bytes, make_groups
 from kvplan.engines.vllm.layers import V4_BLOCK, V41_ARCHITECTURES, Inputs, has_states, model_caches
 from kvplan.engines.vllm.requests import Limits, alike, longest_request, request_blocks
+from kvplan.engines.vllm.runner import batches_in_flight
 from kvplan.engines.vllm.specs import WHOLE, CacheLayer
 from kvplan.engines.vllm.states import checkpoint_grid, state_dtypes
 from kvplan.engines.vllm.versions import CHANGES, Rules
@@ -30,15 +31,6 @@ if TYPE_CHECKING:
     from kvplan.engines.base import Settings, Stage
     from kvplan.spec.kind import CacheKind
     from kvplan.spec.model import ModelSpec
-
-V2_ARCHITECTURES = frozenset(
-    {
-        "DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
-        "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM",
-    }
-)  # fmt: skip
-"""Mixtures of experts that ran under the V2 model runner in 0.26 to 0.28 (dense models did, hybrids did not).
-Source: vLLM 0.26.0 ``vllm/config/vllm.py``, ``DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES``."""
 
 
 class Layout(NamedTuple):
@@ -55,6 +47,7 @@ class Layout(NamedTuple):
     """The groups, those counted together of which a request takes equally many blocks."""
     found: dict[tuple[Any, ...], Any]
     """What was worked out of a rank's share: searches ask for the same again and again."""
+    rules: Rules
 
     def blocks(self, tokens: Any) -> Any:
         """Blocks that a request of `tokens` (int or array) reserves."""
@@ -69,7 +62,9 @@ class Layout(NamedTuple):
         return printed_request_blocks(self.groups, tokens, self.limits, self._held(stage))
 
     def checked_bytes(self, stage: Stage) -> int:
-        """Bytes of a block as the check at start of 0.28 and before charges it."""
+        """Bytes of a block in the check at start of 0.28 and before; of the layers of all stages in 0.14 to 0.16."""
+        if self.rules.has("check_by_first_group") and not self.rules.has("stage_by_itself"):
+            return block_bytes(self.groups)
         if len(self.groups) < 2 or not all(group.mixed for group in self.groups):
             return self.block_bytes(stage)
         key = ("checked", *_share(stage))
@@ -97,7 +92,13 @@ class Layout(NamedTuple):
         return lcm(*spans)
 
     def block_bytes(self, stage: Stage) -> int:
-        """Bytes of one block on a rank of `stage`."""
+        """Bytes of one block on a rank of `stage`, as vLLM counts it: 0.12 to 0.16 add pages that differ up for all."""
+        if self.groups[:1] and self.groups[0].mixed and len(self.groups) == 1 and not self.rules.has("stage_by_itself"):
+            return block_bytes(self.groups) if self.rules.has("group_of_the_larger") else self.own_bytes(stage)
+        return self.own_bytes(stage)
+
+    def own_bytes(self, stage: Stage) -> int:
+        """Bytes of one block of the layers that a rank of `stage` has."""
         key = _share(stage)
         if key not in self.found:
             self.found[key] = block_bytes(self.groups, self._held(stage))
@@ -167,18 +168,8 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
     block = settings.block_size
     if "block_size" in settings.defaults:
         block = default_block(model, settings, rules, formats)
-    inputs = Inputs(
-        formats,
-        dtypes,
-        rules,
-        backends[0] if backends else Backend((DEFAULT_BLOCK,)),
-        block,
-        block,
-        0,
-        ahead,
-        gdn,
-        exports,
-    )
+    own = backends[0] if backends else Backend((DEFAULT_BLOCK,))
+    inputs = Inputs(formats, dtypes, rules, own, block, block, 0, ahead, gdn, exports)
     pools = pooled_keys(mixers)
     _check_pools(model, settings, rules, pools, states_beside=attention_family(mixers) if grids else "")
     if pools > 1 and backends and rules.has("row_strides"):
@@ -208,7 +199,7 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
         retained_tokens=speculation.retained_tokens(spoken, drafts) if rules.has("window_keeps_drafts") else 0,
         draft_states=rules.has("mamba_cache_modes"),
     )
-    return Layout(inputs.block_size, caches, groups, limits, bool(grids), alike(groups), {})
+    return Layout(inputs.block_size, caches, groups, limits, bool(grids), alike(groups), {}, rules)
 
 
 def _share(stage: Stage) -> tuple[Any, ...]:
@@ -349,12 +340,22 @@ def mamba_mode(model: ModelSpec, settings: Settings, rules: Rules) -> str:
 
 def _hybrid_manager(model: ModelSpec, settings: Settings, rules: Rules) -> bool:
     """Whether windows are freed: the hybrid manager is on."""
-    if settings.extra.get("disable_hybrid_kv_cache_manager"):
+    if settings.extra.get("disable_hybrid_kv_cache_manager") or connector_without_windows(settings, rules):
         return False
     chunked = any(s.chunked for m in mixers_of(model) for s in m.streams())
     if not chunked:
         return True
     return rules.has("chunked_in_hybrid_manager") and not speculation.reads_ahead(speculation.of(settings))
+
+
+def connector_without_windows(settings: Settings, rules: Rules) -> str:
+    """What turns the hybrid manager off besides its own flag; empty: nothing."""
+    extra = settings.extra
+    if not any(name.startswith("kv_") for name in extra):
+        return ""
+    from kvplan.engines.vllm.connectors import turned_off_by
+
+    return turned_off_by(settings, rules)
 
 
 def _encoder_tokens(mixers: list[CacheKind], settings: Settings) -> int:
@@ -366,28 +367,9 @@ def _encoder_tokens(mixers: list[CacheKind], settings: Settings) -> int:
 def in_flight_tokens(model: ModelSpec, settings: Settings, rules: Rules) -> int:
     """Tokens scheduled and not yet settled, which a window must keep besides itself.
 
-    Source: vLLM 0.33.0 ``vllm/config/vllm.py``, ``max_concurrent_batches`` and ``max_in_flight_tokens``.
+    Source: vLLM 0.33.0 ``vllm/config/vllm.py``, ``max_in_flight_tokens``.
     """
     batched = settings.max_num_batched_tokens or 0
     if not rules.has("in_flight_batches"):
         return batched
-    stages = settings.pipeline_parallel_size
-    if _v2_runner(model, settings, rules):
-        return (stages + 1) * batched
-    spoken = speculation.of(settings)
-    waits = spoken is not None and spoken.method in ("ngram", "suffix", "custom_class", "medusa", "mlp_speculator")
-    return (2 if stages == 1 and not waits else stages) * batched
-
-
-def _v2_runner(model: ModelSpec, settings: Settings, rules: Rules) -> bool:
-    """Whether the V2 model runner serves this deployment by default."""
-    spoken = speculation.of(settings)
-    if spoken is not None:
-        if spoken.method in ("suffix", "custom_class") or (spoken.method == "ngram" and not rules.has("ngram_in_v2")):
-            return False
-        if spoken.method == "eagle3" and settings.pipeline_parallel_size > 1 and not rules.has("eagle3_pp_in_v2"):
-            return False
-    if rules.has("v2_runner_everywhere") or model.architecture in V2_ARCHITECTURES:
-        return True
-    experts = any(getattr(f, "experts", None) for n in model.layer_counts for f in model.blocks[n].ffns)
-    return not experts and not has_states(model)
+    return batches_in_flight(model, settings, rules.version) * batched

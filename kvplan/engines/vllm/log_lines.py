@@ -18,18 +18,33 @@ _CONFIG_NAMES = {"max_seq_len": "max_model_len", "model_tag": "model", "tokenize
 _DRAFT = re.compile(
     r"speculative_config=SpeculativeConfig\(method='(\w+)', model=(?:'([^']*)'|None), num_spec_tokens=(\d+)"
 )
+_CONNECTOR = re.compile(r"[\"']?kv_connector[\"']?[:=] ?[\"'](\w{1,80})[\"']")
+_ROLE = re.compile(r"[\"']?kv_role[\"']?[:=] ?[\"'](\w{1,40})[\"']")
 _CAPTURE = re.compile(r"max_(?:cudagraph_)?capture_size[\"']?[:=] ?(\d{1,6})")
 
 
 def _arguments(run: Run, groups: Mapping[str, str], line: int) -> None:
-    read_arguments(run, GRAMMAR, pairs(groups["all"]), line, names=_CONFIG_NAMES)
+    read_arguments(run, GRAMMAR, _printed(groups["all"]), line, names=_CONFIG_NAMES)
+
+
+def _printed(text: str) -> dict[str, str]:
+    """The printed settings; a KV connector, which is printed as an object, as its flag takes it."""
+    printed = pairs(text)
+    for key in ("kv_transfer_config", "kv_events_config"):
+        if printed.get(key, "None") != "None":
+            outer, *inner = [*_CONNECTOR.findall(text), ""] if key == "kv_transfer_config" else [""]
+            role, children = _ROLE.search(text), [{"kv_connector": name} for name in inner if name]
+            more: dict[str, object] = {"kv_role": role.group(1)} if role and outer else {}
+            more |= {"kv_connector_extra_config": {"connectors": children}} if children else {}
+            printed[key] = json.dumps({"kv_connector": outer, **more} if outer else {})
+    return printed
 
 
 def _config(run: Run, groups: Mapping[str, str], line: int) -> None:
     """The engine's configuration, which it prints resolved."""
     run.texts["version"] = groups["number"]
     text = groups["all"]
-    printed = pairs(text)
+    printed = _printed(text)
     printed.pop("speculative_config", None)
     if printed.get("kv_cache_dtype") == "auto":
         del printed["kv_cache_dtype"]

@@ -12,17 +12,23 @@ from kvplan.errors import InputError, UnsupportedError, printable
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings
+    from kvplan.engines.vllm.versions import Rules, Version
     from kvplan.spec.model import ModelSpec
 
 WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "custom_class")
 """Methods whose drafts cache nothing on the GPU."""
 WITH_MODEL = ("eagle", "eagle3", "draft_model", "dflash", "dspark")
 """Methods that load another checkpoint, whose layers cache."""
+OWN_ENDS = "draft_model"
+"""The one of them that loads an embedding and a head of its own; the others take the model's if those are as wide.
+Source: ``vllm/v1/spec_decode/draft_model.py`` and ``llm_base_proposer.py``, ``_maybe_share_embeddings``."""
 OWN_LAYERS = {"Qwen3NextForCausalLM": 1}
 """Architectures that have draft layers though their configuration does not count them: how many.
 Source: ``vllm/model_executor/models/qwen3_next_mtp.py``, ``Qwen3NextMultiTokenPredictor``."""
 SHARED_CACHE = ("gemma4_mtp",)
 """Draft layers that read the model's own cache."""
+GONE: dict[str, Version] = {"medusa": (0, 33, 0), "mlp_speculator": (0, 33, 0)}
+"""Methods -> the release that removed them."""
 _FLAG = "--speculative-config"
 
 
@@ -56,7 +62,7 @@ def parse(value: Any) -> Speculation | None:
         raise InputError(f"method {printable(method, 40)!r} is not known", where=_FLAG, hint=f"known: {known}")
     if model is None:
         raise InputError(f"method {method} needs the draft's model", where=_FLAG, hint='add "model": NAME or a path')
-    return Speculation(method, _needed(tokens, method), model, True)
+    return Speculation(method, _needed(tokens, method), model, True, shares_ends=method != OWN_ENDS)
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -123,3 +129,24 @@ def reads_ahead(speculation: Speculation | None) -> bool:
 def of(settings: Settings) -> Speculation | None:
     """The speculation of a deployment."""
     return parse(settings.extra.get("speculative_config"))
+
+
+def check_method(settings: Settings, rules: Rules) -> None:
+    """Refuse a method that this release no longer has.
+
+    Raises:
+        UnsupportedError: it has gone.
+    """
+    spoken = of(settings)
+    gone = GONE.get(spoken.method) if spoken is not None else None
+    if spoken is not None and gone is not None and rules.version >= gone:
+        raise UnsupportedError(
+            f"vLLM {rules.name} has no drafts by {spoken.method}, which went with {'.'.join(map(str, gone))}",
+            where=_FLAG, hint="name another method, such as ngram or eagle3",
+        )  # fmt: skip
+
+
+def asks(settings: Settings, key: str) -> bool:
+    """Whether the configuration of the drafts turns `key` on."""
+    value = settings.extra.get("speculative_config")
+    return value is not None and bool(_object(value).get(key))

@@ -40,6 +40,10 @@ _MODELS = "vllm/model_executor/models/config.py"
 CHANGES: dict[str, Change] = {
     "group_of_the_larger": Change((0, 12, 0), "buckets of nearly equal size make groups of the larger", _PLANNING),
     "nemotron_state_fp16": Change((0, 13, 0), "Nemotron-H keeps recurrent states in fp16", _MODELS),
+    "chunking_may_be_off": Change(
+        (0, 12, 0), "--no-enable-chunked-prefill counts: a step takes the longest prompt (before: always cut)",
+        "vllm/engine/arg_utils.py",
+    ),
     "chunked_in_hybrid_manager": Change((0, 14, 0), "chunked attention uses the hybrid manager", "vllm/envs.py"),
     "v32_auto_is_bf16": Change((0, 14, 0), "DeepSeek-V3.2 keeps bf16 rows unless fp8 is asked for", _MODELS),
     "check_by_first_group": Change(
@@ -47,6 +51,13 @@ CHANGES: dict[str, Change] = {
     ),
     "mamba_cache_modes": Change((0, 15, 0), "mamba cache modes none, align and all", _SPECS),
     "mamba2_draft_columns": Change((0, 17, 0), "Mamba 2 keeps a convolution column per draft token", _STATES),
+    "performance_modes": Change(
+        (0, 17, 0), "--performance-mode throughput doubles the default batch limits", "vllm/engine/arg_utils.py"
+    ),
+    "stage_by_itself": Change(
+        (0, 17, 0), "pipeline stages are checked, and pages that differ counted, by their own layers (before: by all)",
+        _PLANNING,
+    ),
     "config_state_dtype": Change((0, 17, 0), "Qwen3.5 states follow mamba_ssm_dtype", _MODELS),
     "v32_fp8_by_backend": Change(
         (0, 18, 0), "fp8 rows of sparse attention follow the backend (before: always 656 bytes)",
@@ -74,6 +85,13 @@ CHANGES: dict[str, Change] = {
     "window_own_block": Change(
         (0, 25, 0), "windowed layers choose their own block",
         "vllm/model_executor/layers/attention/attention.py",
+    ),
+    "windows_ask_backend": Change(
+        (0, 26, 0), "windowed layers need a backend that reads windows: TurboQuant's does not (before: bytes unpacked)",
+        "vllm/v1/attention/backend.py",
+    ),
+    "context_ranks_cache_prefixes": Change(
+        (0, 26, 0), "models with states share prefixes over context ranks", "vllm/v1/core/kv_cache_coordinator.py"
     ),
     "in_flight_batches": Change((0, 26, 0), "windows keep every batch in flight", "vllm/config/vllm.py"),
     "states_may_be_padded": Change((0, 26, 0), "state pages are padded to the largest page", _PLANNING),
@@ -109,11 +127,8 @@ CHANGES: dict[str, Change] = {
         (0, 29, 0), "the check at start counts blocks of DeepSeek-V4 (before: its first group's pages, over and over)",
         _PLANNING,
     ),
+    "packed_may_be_padded": Change((0, 29, 0), "TurboQuant pages may be padded too", _PLANNING),
     "null_block_in_check": Change((0, 29, 0), "the check at start sets one null block aside", _PLANNING),
-    "v2_runner_everywhere": Change(
-        (0, 29, 0), "the V2 model runner is the default for every model",
-        "vllm/config/vllm.py",
-    ),
     "packed_groups": Change((0, 29, 0), "DeepSeek-V4 caches are packed side by side in a block", _PLANNING),
     "short_conv_draft_columns": Change((0, 29, 0), "short convolutions keep a column per draft token", _STATES),
     "kda_prefill_checkpoint": Change(
@@ -128,11 +143,6 @@ CHANGES: dict[str, Change] = {
     "fa4_page_64": Change(
         (0, 31, 0), "fp8 heads of 512 take blocks of 64 on compute capability 9.0",
         "vllm/v1/attention/backends/flash_attn.py",
-    ),
-    "ngram_in_v2": Change((0, 31, 0), "n-gram drafts run under the V2 model runner", "vllm/config/vllm.py"),
-    "eagle3_pp_in_v2": Change(
-        (0, 30, 0), "EAGLE-3 with pipeline stages runs under the V2 model runner",
-        "vllm/config/vllm.py",
     ),
     "glm5_next": Change((0, 30, 0), "GLM-5.3-Flash and DeepSeek-V4.1", "vllm/model_executor/models/registry.py"),
     "v41_fused_attention": Change(

@@ -23,6 +23,7 @@ RUNS_ON: dict[str, frozenset[str]] = {
     "mlx": frozenset({"apple"}),
     "llama.cpp": frozenset({"nvidia", "amd", "intel", "apple", "huawei"}),
     "ollama": frozenset({"nvidia", "amd", "apple"}),
+    "lmstudio": frozenset({"nvidia", "amd", "intel", "apple"}),
     "transformers": frozenset({"nvidia", "amd", "intel", "apple", "google", "aws", "huawei"}),
 }
 """engine -> vendors it has a backend or a maintained plug-in for, by the engines' own lists of supported hardware."""
@@ -32,6 +33,13 @@ SIZES = (1, 2, 4, 8)
 """Tensor parallel sizes and pipeline stages that are tried, as far as they divide the model."""
 REPLICAS = (2, 4, 8, 16)
 """Data-parallel replicas that share the experts."""
+_FP8_UNPACKED = {("vllm", "weights"): 7.5, ("vllm", "cache"): 8.0}
+"""(engine, what is stored in fp8) -> compute capability from which NVIDIA devices without fp8 units unpack it.
+
+vLLM: Marlin multiplies fp8 weights from 7.5 on, FlashInfer reads fp8 caches of K and V from 8.0 on; Triton's kernels,
+all that is left for latent rows there, refuse them below 8.9. Source: vLLM 0.33.0
+``vllm/model_executor/kernels/linear/scaled_mm/marlin.py``, ``vllm/v1/attention/backends/`` (``flashinfer.py``,
+``triton_attn.py``, ``mla/triton_mla.py``)."""
 MOST_RANKS = 64
 """Of one copy of the model."""
 
@@ -141,14 +149,21 @@ def cache_formats(engine: Engine, asked: Sequence[str]) -> list[str]:
     return list(asked) or ["auto", *engine.smaller_kv_formats[:1]]
 
 
-def lacks(gpu: GpuSpec, name: str, *, cache: bool = False) -> str:
-    """Why a format that nobody asked for is not tried on a device; empty: it is."""
+def lacks(engine: str, gpu: GpuSpec, name: str, *, cache: bool = False, latent: bool = False) -> str:
+    """Why a format that nobody asked for is not tried on a device; empty: it is.
+
+    Args:
+        cache: it is a format of the cache, not of weights.
+        latent: the cache is of latent rows.
+    """
     if name == "auto" or gpu.vendor == "apple":
         return ""
     fmt = get_format(name, use="cache" if cache else "weights")
+    capability = float(gpu.compute_capability or 0) if gpu.vendor == "nvidia" else 0.0
     if compute_key(fmt) == "fp8" and not gpu.fp8_flops:
-        return "no fp8 units"
+        least = _FP8_UNPACKED.get((engine, "latent" if latent and cache else "cache" if cache else "weights"))
+        return "" if least is not None and capability >= least else "no fp8 units"
     weight_only = not cache and compute_key(fmt) == "16" and fmt.mean_bits(32, 128) < 8
-    if weight_only and gpu.vendor == "nvidia" and float(gpu.compute_capability or 0) < 7.5:
+    if weight_only and 0 < capability < 7.5:
         return "no kernels for 4-bit weights"  # vLLM's AWQ begins with Turing (docs: supported hardware)
     return ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from kvplan.planning.fit.judge import MOST_COPIES, NAMES, Judged
-from kvplan.planning.fit.result import Failure, Nearest
+from kvplan.planning.fit.result import Failure, Nearest, NotTried
 from kvplan.planning.fit.screen import (
     CACHE,
     CARRIES,
@@ -23,6 +23,7 @@ from kvplan.planning.fit.screen import (
 )
 
 if TYPE_CHECKING:
+    from kvplan.errors import KvplanError
     from kvplan.planning.fit.ask import Ask
     from kvplan.spec.gpu import GpuSpec
 
@@ -41,6 +42,7 @@ class _Best(NamedTuple):
     why: str
     case: Case | None
     seconds: float = 0.0
+    error: KvplanError | None = None
 
 
 class Misses:
@@ -52,20 +54,33 @@ class Misses:
         self._floors: dict[str, tuple[float, str]] = {}
         """Target -> (the least seconds of a single request, on what)."""
 
+        self._left_out: dict[tuple[str, str, str], list[str]] = {}
+        """(format, weights or cache, reason) -> the GPUs that were not tried with it."""
+
     def _add(self, gpu: str, found: _Best) -> None:
         known = self._best.get(gpu)
         if known is None or (found.reached, -found.miss) > (known.reached, -known.miss):
             self._best[gpu] = found
 
-    def refused(self, gpu: GpuSpec, why: str) -> None:
+    def refused(self, gpu: GpuSpec, error: KvplanError) -> None:
         """No engine runs on it."""
-        self._add(gpu.id, _Best(REFUSED, 1.0, why, None))
+        self._add(gpu.id, _Best(REFUSED, 1.0, error.message, None, error=error))
+
+    def left_out(self, gpu: GpuSpec, fmt: str, use: str, why: str) -> None:
+        """A format is not tried on a GPU."""
+        names = self._left_out.setdefault((fmt, use, why), [])
+        if gpu.id not in names:
+            names.append(gpu.id)
+
+    def not_tried(self) -> tuple[NotTried, ...]:
+        """The formats that were left out."""
+        return tuple(NotTried(fmt, use, why, tuple(gpus)) for (fmt, use, why), gpus in self._left_out.items())
 
     def failed(self, part: Failed) -> None:
         """A case that does not start on these GPUs."""
         reached, miss = numpy.broadcast_arrays(part.reached, part.miss, numpy.zeros(len(part.gpus)))[:2]
         for gpu, how, by in zip(part.gpus, reached.tolist(), miss.tolist(), strict=True):
-            self._add(gpu.id, _Best(how, by, part.why, part.case))
+            self._add(gpu.id, _Best(how, by, part.why, part.case, error=part.error))
 
     def judged(self, where: Iterable[tuple[Case, GpuSpec]], result: Judged) -> None:
         """Candidates that start, with what became of them."""
@@ -111,10 +126,10 @@ class Misses:
         case = best.case
         return Nearest(gpu, case.engine, layout_text(case), case.weights, case.cache, best.miss, text)
 
-    def all_refused(self) -> str:
-        """Why nothing was legal; empty where something was."""
+    def all_refused(self) -> KvplanError | None:
+        """Why nothing was legal, with the hint of whoever refused it first; None where something was."""
         refused = [best for best in self._best.values() if best.reached == REFUSED]
-        return refused[0].why if refused and len(refused) == len(self._best) else ""
+        return refused[0].error if refused and len(refused) == len(self._best) else None
 
     def verdict(self) -> str:
         """Why nothing carries the workload, in one sentence."""
@@ -125,7 +140,7 @@ class Misses:
         if best == TARGETS:
             return self._targets(gpu, nearest)
         near = self._nearest(gpu, nearest)
-        said = f"; nearest: {gpu}, {near.layout}: {near.text}" if near else ""
+        said = f"; nearest: {gpu}, {near.layout}, {near.weights} weights: {near.text}" if near else ""
         return f"nothing carries it: {self._reason(nearest)}{said}"
 
     def _targets(self, gpu: str, nearest: _Best) -> str:

@@ -68,6 +68,10 @@ class Row(NamedTuple):
     prefill_utilization: float
     confidence: str
     """Of the GPU's figures."""
+    speed_reported: bool
+    """Whether reports of the engine on the vendor's devices, or a calibration, stand behind the speed."""
+    warnings: tuple[str, ...]
+    """What the engine says of this deployment."""
     flags: str
     """What to type after ``kvplan plan MODEL`` for the plan of one copy."""
 
@@ -93,6 +97,16 @@ class Failure(NamedTuple):
     nearest: Nearest | None
 
 
+class NotTried(NamedTuple):
+    """A format that nobody asked for and that is left out on some GPUs."""
+
+    format: str
+    use: str
+    """``weights`` or ``cache``."""
+    reason: str
+    gpus: tuple[str, ...]
+
+
 class FitVerdict(NamedTuple):
     """Whether anything carries it."""
 
@@ -116,6 +130,7 @@ class Fit(NamedTuple):
     front: tuple[Row, ...]
     """Nothing is both cheaper and faster: dollars (GPUs where nothing has a price) against `request_seconds`."""
     failures: tuple[Failure, ...]
+    not_tried: tuple[NotTried, ...]
     verdict: FitVerdict
     warnings: tuple[str, ...]
 

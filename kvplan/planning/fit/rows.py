@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.planning.fit.result import Margins, Row
 from kvplan.planning.planner import rank_kv_bytes, work_out
+from kvplan.planning.speed.constants import engine_rates
 from kvplan.planning.workload import Traffic
 
 if TYPE_CHECKING:
@@ -49,20 +50,20 @@ def planned(each: Candidate, ask: Ask, rank: int) -> Row | None:
         if ask.max_gpus is not None and copies * each.case.layout.world > ask.max_gpus:
             return None
         given = settings_of(each, ask, copies)
-        model, engine, calibration, outcome, _ = work_out(each.screen.model, each.gpu, each.case.engine, given)
+        model, engine, calibration, outcome, warnings = work_out(each.screen.model, each.gpu, each.case.engine, given)
         traffic = Traffic(model, each.gpu, engine, calibration, given)
         outcome = traffic.running(outcome)
         if outcome.fits is False:
             continue
         serving, cost = traffic.figures(outcome)
         if serving.targets_hold is not False and serving.ttft_seconds is not None:
-            return _row(each, ask, rank, copies, given, traffic, outcome, serving, cost)
+            return _row(each, ask, rank, copies, given, traffic, outcome, serving, cost, warnings)
     return None
 
 
 def _row(
     each: Candidate, ask: Ask, rank: int, copies: int, given: dict[str, Any], traffic: Traffic, outcome: Outcome,
-    serving: ServingFigures, cost: CostFigures,
+    serving: ServingFigures, cost: CostFigures, warnings: list[str],
 ) -> Row:  # fmt: skip
     assert serving.ttft_seconds is not None  # the caller looked
     assert outcome.kv_bytes is not None  # or nothing would be served
@@ -89,8 +90,13 @@ def _row(
         slots=serving.slots or 0, margin=min(m for m in margins if m is not None), margins=margins,
         device_bytes=gpus * each.gpu.device_bytes, kv_bytes=kv_bytes,
         prefill_utilization=serving.prefill_utilization or 0.0, confidence=each.gpu.confidence,
-        flags=_flags(each, given),
+        speed_reported=traffic.calibration is not None or _reported(each, settings),
+        warnings=tuple(dict.fromkeys(warnings)), flags=_flags(each, given),
     )  # fmt: skip
+
+
+def _reported(each: Candidate, settings: Settings) -> bool:
+    return engine_rates(settings.engine, each.gpu.vendor, settings.engine_version).reported
 
 
 def _margins(ask: Ask, settings: Settings, serving: ServingFigures) -> Margins:

@@ -7,7 +7,7 @@ single one. What is left for the cache is then an array, one entry a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from kvplan.engines import get_engine
-from kvplan.errors import KvplanError
+from kvplan.errors import InputError, KvplanError, printable
 from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import build_stages, weights_term
 from kvplan.planning.fit.candidates import Layout, has_experts
 from kvplan.planning.fit.stack import RatesOf, taken
 from kvplan.planning.settings import COMMON, resolve
 from kvplan.planning.speed import decode
+from kvplan.planning.speed.constants import BRIDGED
 from kvplan.planning.speed.figures import Setup, chunk_tokens
 from kvplan.planning.speed.profile import Lengths, Profile, profile
 from kvplan.planning.speed.speculation import speculated
@@ -68,7 +69,9 @@ class Failed(NamedTuple):
     """`REFUSED` to `CACHE`, one entry a GPU (or one for all)."""
     miss: Any
     """Bytes needed over bytes there."""
-    why: str
+    why: str = ""
+    error: KvplanError | None = None
+    """The refusal, with its hint."""
 
 
 class Started(NamedTuple):
@@ -114,66 +117,71 @@ class Screen:
 
     Args:
         name: of the engine, with its version as asked for.
+        measured: GPU id -> measured rates (`measured_of`).
     """
 
-    def __init__(self, model: ModelSpec, name: str, gpus: Sequence[GpuSpec], ask: Ask) -> None:
+    def __init__(
+        self, model: ModelSpec, name: str, gpus: Sequence[GpuSpec], ask: Ask, measured: Mapping[str, Calibration]
+    ) -> None:
         self.model, self.name, self.ask = model, name, ask
         self.gpus = list(gpus)
         self.engine: Engine = get_engine(name)
         known = COMMON | self.engine.settings
         self.given = {"max_model_len": ask.longest} | {k: v for k, v in ask.settings.items() if k in known}
         self.given |= {"prompt_tokens": ask.lengths.prompt, "output_tokens": ask.lengths.output}
-        self.measured = measured_of(ask, self.gpus)
-        self.rates = RatesOf(self.engine, self.gpus, self.measured)
+        self.measured = measured
+        self.rates = RatesOf(self.engine, self.gpus, measured)
         self.body = "routed_experts" if has_experts(model) else "dense_ffn"
         self.drafts = False
         """Whether speculative decoding runs; an engine that was not told of it decodes plainly beside others."""
         self._chosen: dict[Any, Settings] = {}
-        self._structures: dict[tuple[str, Layout], Structure | str] = {}
+        self._structures: dict[tuple[str, Layout], Structure | KvplanError] = {}
+        self.latent = any(mixer.kind == "mla" for _, mixer in model.mixers())
         self._has_states = any(mixer.states() for _, mixer in model.mixers())
         self._bytes = numpy.array([gpu.device_bytes for gpu in gpus], numpy.int64)
 
     def run(self, case: Case, rows: Any) -> Iterator[Failed | Started]:
         """The case on the GPUs `rows`, group by group."""
         families: dict[Any, list[_Group]] = {}
-        structure: Structure | str = ""
         rows, lost = self._too_heavy(case, rows)
         if lost is not None:
             yield lost
         for members in self._groups(case, rows):
             gpus = [self.gpus[i] for i in members]
             settings = self._settings(case, gpus[0], self._keys[members[0]])
-            structure = self._structure(case, settings) if not isinstance(settings, str) else settings
-            if isinstance(settings, str) or isinstance(structure, str):
-                yield Failed(case, gpus, REFUSED, 1.0, str(structure))
+            if isinstance(settings, KvplanError):
+                yield Failed(case, gpus, REFUSED, 1.0, str(settings), settings)
                 continue
+            structure = self._structure(case, settings)
+            assert not isinstance(structure, KvplanError)  # or its settings were refused for it
             formats = self.engine.kv_formats(structure.model, settings)
             families.setdefault((formats, settings.enforce_eager), []).append(_Group(members, settings))
         for groups in families.values():
             found = self._structure(case, groups[0].settings)
-            assert not isinstance(found, str)  # or there were no groups
+            assert not isinstance(found, KvplanError)  # or there were no groups
             yield from self._family(case, found, groups)
 
     def _too_heavy(self, case: Case, rows: Any) -> tuple[Any, Failed | None]:
         """(devices that may hold a rank's weights, those that cannot): most are told by their size alone."""
         settings = self._settings(case, self.gpus[rows[0]], self._keys[rows[0]])
-        structure = settings if isinstance(settings, str) else self._structure(case, settings)
-        if isinstance(structure, str):
+        structure = settings if isinstance(settings, KvplanError) else self._structure(case, settings)
+        if isinstance(structure, KvplanError):
             return rows, None
         heaviest = max(stage.weights_bytes for stage in structure.stages)
         light = self._bytes[rows] >= heaviest
         if light.all():
             return rows, None
         lost = numpy.asarray(rows)[~light]
-        failed = Failed(case, [self.gpus[row] for row in lost], WEIGHTS, heaviest / self._bytes[lost], "")
+        failed = Failed(case, [self.gpus[row] for row in lost], WEIGHTS, heaviest / self._bytes[lost])
         return numpy.asarray(rows)[light].tolist(), failed
 
     def _groups(self, case: Case, rows: Any) -> list[list[int]]:
         found: dict[Any, list[int]] = {}
         for row in rows:
             key = self._keys[row]
-            if isinstance(key, tuple) and case.layout.world == 1:
-                key = key[1:]  # nothing goes over a link
+            if isinstance(key, tuple):
+                fast, pairs = key[0]  # which matter where something goes over a link, and past a pair
+                key = (fast and case.layout.world > 1 and not (pairs and case.layout.tp > BRIDGED), *key[1:])
             found.setdefault(key, []).append(row)
         return list(found.values())
 
@@ -190,10 +198,11 @@ class Screen:
             key: Any = row
             if self.engine.name in _SHARING:
                 settings = self._settings(Case(self.name, "auto", "auto", Layout()), gpu)
-                if not isinstance(settings, str):
+                if not isinstance(settings, KvplanError):
                     vendor = gpu.vendor if gpu.vendor in _TOLD_APART else ""
                     generation = (gpu.compute_capability or "").partition(".")[0] if vendor else ""
-                    key = (gpu.interconnect == "nvlink", vendor, generation, _settings_key(settings))
+                    link = (gpu.interconnect == "nvlink", gpu.interconnect_bridge)
+                    key = (link, vendor, generation, _settings_key(settings))
             found.append(key)
         return found
 
@@ -216,19 +225,19 @@ class Screen:
             self._chosen[known] = settings
         return settings
 
-    def _settings(self, case: Case, gpu: GpuSpec, key: Any = None) -> Settings | str:
+    def _settings(self, case: Case, gpu: GpuSpec, key: Any = None) -> Settings | KvplanError:
         """The settings of a case, checked; or why it is refused."""
         try:
             settings = self._resolved(case, gpu, key)
             structure = self._structure(case, settings)
-            if isinstance(structure, str):
+            if isinstance(structure, KvplanError):
                 return structure
             self.engine.check(structure.model, settings, gpu)
         except KvplanError as error:
-            return str(error)
+            return error
         return settings
 
-    def _structure(self, case: Case, settings: Settings) -> Structure | str:
+    def _structure(self, case: Case, settings: Settings) -> Structure | KvplanError:
         key = (case.weights, case.layout)
         if key not in self._structures:
             try:
@@ -236,7 +245,7 @@ class Screen:
                 weights = weight_format(model, settings.weights)
                 self._structures[key] = Structure(model, weights, *build_stages(model, self.engine, settings, weights))
             except KvplanError as error:
-                self._structures[key] = str(error)
+                self._structures[key] = error
         return self._structures[key]
 
     def _family(self, case: Case, structure: Structure, groups: list[_Group]) -> Iterator[Failed | Started]:
@@ -272,7 +281,7 @@ class Screen:
                 start = max(self._starts_at(structure, chosen))
                 heavy = heaviest[lost] > budgets[lost]
                 miss = numpy.where(heavy, heaviest[lost], needed[lost] + start) / budgets[lost]
-                yield Failed(case, [self.gpus[seen[i]] for i in lost], numpy.where(heavy, WEIGHTS, CACHE), miss, "")
+                yield Failed(case, [self.gpus[seen[i]] for i in lost], numpy.where(heavy, WEIGHTS, CACHE), miss)
             rows += [seen[i] for i in kept]
             slots.append(count[kept])
             chunks += [chunk_tokens(chosen)] * len(kept)
@@ -357,18 +366,23 @@ _BY_BYTES = frozenset({"mlx", "transformers"})
 
 
 def measured_of(ask: Ask, gpus: Sequence[GpuSpec]) -> dict[str, Calibration]:
-    """GPU id -> its measured rates, for the one that the calibration is of.
+    """GPU id -> its measured rates, for the one of all that are tried that the calibration is of.
 
     Raises:
-        InputError: the file cannot be read, or does not say of which GPU it is.
+        InputError: the file cannot be read, does not say of which GPU it is, or is of another one.
     """
     path = ask.settings.get("calibration")
     if path is None:
         return {}
-    from kvplan.planning.calibration import measured_on
+    from kvplan.planning.calibration import FLAG, measured_on
 
     found, name = measured_on(path, [gpu.id for gpu in gpus])
-    return {name: found} if name is not None else {}
+    if name is None:
+        raise InputError(
+            f"{printable(path)} was measured on {printable(found.gpu or found.device)}, which is not among the GPUs "
+            "that are tried", where=FLAG, hint="add it to --gpu, or leave out --calibration",
+        )  # fmt: skip
+    return {name: found}
 
 
 def _stage_key(stage: Stage) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from kvplan.planning.fit.judge import judge
 from kvplan.planning.fit.misses import Misses
 from kvplan.planning.fit.result import SCHEMA, Fit, FitVerdict, Row
 from kvplan.planning.fit.rows import planned
-from kvplan.planning.fit.screen import CARRIES, Case, Screen, Started
+from kvplan.planning.fit.screen import CARRIES, Case, Screen, Started, measured_of
 from kvplan.planning.fit.stack import joined
 from kvplan.planning.speed.speculation import no_drafts
 
@@ -63,16 +63,18 @@ def fit(model: ModelSpec, ask: Ask, *, name: str | None = None) -> Fit:
         raise InputError("names no GPU", where="--price", hint="--price h100-sxm=2.5")
     gpus = _devices(ask)
     priced = {gpu.id: price_of(gpu, prices) for gpu in gpus}
+    measured = measured_of(ask, gpus)
     misses, found, tried = Misses(ask), [], 0
     screens: list[Screen] = []
     for engine, devices in _by_engine(gpus, ask, misses).items():
-        screen = Screen(model, engine, devices, ask)
+        screen = Screen(model, engine, devices, ask, measured)
         screens.append(screen)
         some, count = _screened(screen, ask, misses, priced)
         found += some
         tried += count
-    if not found and (why := misses.all_refused()):
-        raise UnsupportedError(why, hint="leave out what is pinned, or name other engines or GPUs")
+    if not found and (refusal := misses.all_refused()):
+        refusal.hint = refusal.hint or "leave out what is pinned, or name other engines or GPUs"
+        raise refusal
     if found and ask.settings.get("acceptance_rate") is not None and not any(screen.drafts for screen in screens):
         raise no_drafts()
     order = rank.ordered(found)
@@ -85,7 +87,8 @@ def fit(model: ModelSpec, ask: Ask, *, name: str | None = None) -> Fit:
     verdict = FitVerdict(bool(rows), _reason(rows, found, misses))
     inputs = _inputs(model, ask, gpus, name)
     return Fit(
-        SCHEMA, inputs, tried, len(found), len(gpus), len(carrying), rows, front, failures, verdict, ()
+        SCHEMA, inputs, tried, len(found), len(gpus), len(carrying), rows, front, failures, misses.not_tried(),
+        verdict, (),
     )  # fmt: skip
 
 
@@ -103,7 +106,8 @@ def _by_engine(gpus: Iterable[GpuSpec], ask: Ask, misses: Misses) -> dict[str, l
     for gpu in gpus:
         engines = of.engines_for(gpu, ask.engines)
         if not engines:
-            misses.refused(gpu, f"{' and '.join(ask.engines)} has no backend for {gpu.vendor}")
+            why = f"{' and '.join(ask.engines)} {'have' if len(ask.engines) > 1 else 'has'} no backend for {gpu.vendor}"
+            misses.refused(gpu, UnsupportedError(why, where="--engine", hint="name other engines or GPUs"))
         for name in engines:
             found.setdefault(name, []).append(gpu)
     return found
@@ -143,7 +147,7 @@ def _started(screen: Screen, ask: Ask, misses: Misses) -> tuple[list[Started], i
     found, tried = [], 0
     for weights in of.weight_formats(model, engine, ask.weights):
         for cache in of.cache_formats(engine, ask.kv_formats):
-            rows = [i for i, gpu in enumerate(screen.gpus) if not _lacking(gpu, weights, cache, ask, misses)]
+            rows = [i for i, gpu in enumerate(screen.gpus) if not _lacking(screen, gpu, weights, cache, ask, misses)]
             smallest: dict[str, int] = {}
             for layout in shapes:
                 here = [i for i in rows if _sensible(screen.gpus[i], layout, smallest, ask)]
@@ -158,10 +162,17 @@ def _started(screen: Screen, ask: Ask, misses: Misses) -> tuple[list[Started], i
     return found, tried
 
 
-def _lacking(gpu: GpuSpec, weights: str, cache: str, ask: Ask, misses: Misses) -> bool:
+def _lacking(screen: Screen, gpu: GpuSpec, weights: str, cache: str, ask: Ask, misses: Misses) -> bool:
     """Whether a device lacks what a format needs that nobody asked for."""
-    why = "" if ask.weights else of.lacks(gpu, weights)
-    return bool(why or (not ask.kv_formats and of.lacks(gpu, cache, cache=True)))
+    name = screen.engine.name
+    why = {
+        (weights, "weights"): "" if ask.weights else of.lacks(name, gpu, weights),
+        (cache, "cache"): "" if ask.kv_formats else of.lacks(name, gpu, cache, cache=True, latent=screen.latent),
+    }  # fmt: skip
+    for (fmt, use), reason in why.items():
+        if reason:
+            misses.left_out(gpu, fmt, use, reason)
+    return any(why.values())
 
 
 def _sensible(gpu: GpuSpec, layout: of.Layout, smallest: dict[str, int], ask: Ask) -> bool:
@@ -190,7 +201,8 @@ def _reason(rows: Sequence[Row], found: Sequence[Candidate], misses: Misses) -> 
     best = rows[0]
     cost = f"${best.usd_per_hour:,.2f} an hour" if best.usd_per_hour is not None else "no price known"
     many = len({each.gpu.id for each in found})
-    return f"{best.gpus:,} x {best.gpu}, {cost}, is first of {len(found):,} ways on {many:,} GPUs"
+    ways = f"{len(found):,} {'ways' if len(found) > 1 else 'way'} on {many:,} {'GPUs' if many > 1 else 'GPU'}"
+    return f"{best.gpus:,} x {best.gpu}, {cost}, is first of {ways}"
 
 
 def _inputs(model: ModelSpec, ask: Ask, gpus: Sequence[GpuSpec], name: str | None) -> dict[str, Any]:

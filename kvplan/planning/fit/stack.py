@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from kvplan.planning.speed.constants import BRIDGED
 from kvplan.planning.speed.profile import Profile, StageCost
-from kvplan.planning.speed.rates import Rates, rates
+from kvplan.planning.speed.rates import Rates, ranks_that_meet, rates
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings
@@ -20,6 +21,8 @@ _PLAIN = ("source", "notes", "softness")
 """Of `Rates`: what is no figure of a device."""
 _OPEN = ("step_seconds", "pp", "spread", "chunk")
 """Of `Profile`: what differs between candidates, beside the stages."""
+_NUMBERS = tuple(name for name in StageCost._fields if name not in ("experts", "draft"))
+_NOTHING = StageCost._make((0.0, (), *(0.0,) * (len(_NUMBERS) - 1), None))
 
 
 class RatesOf:
@@ -32,13 +35,14 @@ class RatesOf:
     def stacked(self, weights: Format, cache: Format, settings: Settings) -> tuple[Rates | None, Any]:
         """(rates as arrays, one entry a GPU; where they are known: a time per token and per prompt can be said)."""
         flash = settings.extra.get("flash_attn", "auto") not in ("off", "0", "false")
-        key = (weights.name, cache.name, flash, settings.enforce_eager)
+        meeting = ranks_that_meet(settings)
+        key = (weights.name, cache.name, flash, settings.enforce_eager, meeting > BRIDGED)
         if key not in self._known:
             version = getattr(self.engine, "build", "") or settings.engine_version
             found = [
                 rates(
                     g, self.engine.name, weights, cache, version=version, flash=flash, eager=settings.enforce_eager,
-                    calibration=self.measured.get(g.id),
+                    calibration=self.measured.get(g.id), meeting=meeting,
                 )
                 for g in self.gpus
             ]  # fmt: skip
@@ -51,6 +55,11 @@ class RatesOf:
 
 def _stacked(found: Sequence[Rates]) -> Rates:
     fields: dict[str, Any] = {}
+    found = [  # one line for all sizes is a second one that is no faster
+        each if each.short_bandwidth is not None
+        else each._replace(short_bandwidth=each.link_bandwidth, short_seconds=each.link_seconds)
+        for each in found
+    ]  # fmt: skip
     for name, values in zip(Rates._fields, zip(*found, strict=True), strict=True):
         if name in _PLAIN:
             fields[name] = values[0]
@@ -68,20 +77,24 @@ def taken(found: Rates, rows: Any) -> Rates:
 def joined(profiles: Sequence[Profile], sizes: Sequence[int]) -> Profile:
     """Profiles of the same lengths one after another, `sizes` entries each; missing stages and experts take no time."""
     stages = max(len(p.stages) for p in profiles)
-    experts = max(len(cost.experts) for p in profiles for _, cost in p.stages)
-    nothing = StageCost(0.0, (), *(0.0,) * (len(StageCost._fields) - 2))
 
     def column(values: Sequence[Any]) -> Any:
         return numpy.concatenate([numpy.zeros(n) + v for v, n in zip(values, sizes, strict=True)])
 
-    def cost(index: int) -> tuple[Any, StageCost]:
-        parts = [p.stages[index] if index < len(p.stages) else (0, nothing) for p in profiles]
+    def together(parts: Sequence[StageCost | None]) -> StageCost | None:
+        if not any(parts):
+            return None
+        costs = [part or _NOTHING for part in parts]
         pairs = []
-        for e in range(experts):
-            known = [c.experts[e] if e < len(c.experts) else (0.5, 0.0) for _, c in parts]
+        for e in range(max(len(c.experts) for c in costs)):
+            known = [c.experts[e] if e < len(c.experts) else (0.5, 0.0) for c in costs]
             pairs.append((column([idle for idle, _ in known]), column([seconds for _, seconds in known])))
-        fields = {name: column([getattr(c, name) for _, c in parts]) for name in StageCost._fields if name != "experts"}
-        return column([count for count, _ in parts]), StageCost(experts=tuple(pairs), **fields)
+        fields = {name: column([getattr(c, name) for c in costs]) for name in _NUMBERS}
+        return StageCost(experts=tuple(pairs), draft=together([c.draft for c in costs]), **fields)
+
+    def stage(index: int) -> tuple[Any, StageCost]:
+        parts = [p.stages[index] if index < len(p.stages) else (0, None) for p in profiles]
+        return column([count for count, _ in parts]), together([cost for _, cost in parts]) or _NOTHING
 
     rest = {name: column([getattr(p, name) for p in profiles]) for name in _OPEN}
-    return profiles[0]._replace(stages=tuple(cost(i) for i in range(stages)), **rest)
+    return profiles[0]._replace(stages=tuple(stage(i) for i in range(stages)), **rest)

@@ -81,6 +81,9 @@ def at(made: Profile, x: Any, slots: Any, *, others: Any = 1.0, closed: bool = F
     pace = _pace(steps, others * _rate(steps, x, others, chunks, room, lengths), chunks, room, lengths)
     step, together = pace.per_token, pace.together
     rate = x / step
+    full = room / (lengths.fresh * (steps.plain_stage + steps.full))  # if prompts filled every step
+    if closed:  # a loop goes no faster, however many requests are in it
+        rate = smaller(rate, full)
     first = _prompt(made, seen / made.pp, chunks, room) + chunks * (together - 1) * steps.more
     queue = pace.wait
     if not closed:  # the plain step that is under way
@@ -92,17 +95,19 @@ def at(made: Profile, x: Any, slots: Any, *, others: Any = 1.0, closed: bool = F
         taken = running / slots
         tail = smaller(taken, 1.0) ** ((2 * (slots + 1)) ** 0.5 - 1)
         wait = residence / slots * tail / larger(1 - taken, _FULL) * (1 + lengths.output_cv**2) / 2
-    load = rate * lengths.fresh / room * (steps.plain_stage + steps.full)
     return Steady(
-        rate, decoding, x * lengths.fresh, step, first, queue, wait, queue + first + wait, running, load
+        rate, decoding, x * lengths.fresh, step, first, queue, wait, queue + first + wait, running, rate / full
     )  # fmt: skip
 
 
 def _prompt(made: Profile, decoding: Any, chunks: Any, room: Any) -> Any:
-    """Seconds of the steps of one prompt beside `decoding` sequences: full ones of `room` tokens, then the rest."""
-    full, _ = passed(made, decoding, room, chunks)
-    last, _ = passed(made, decoding, made.lengths.fresh - (chunks - 1) * room, chunks)
-    return (chunks - 1) * full + last + chunks * made.step_seconds
+    """Seconds of the steps of one prompt beside `decoding` sequences: full ones of `room` tokens, then the rest.
+
+    In a pipeline each follows the one before as soon as the slowest stage has done that (`prefill.left`).
+    """
+    full, slow = passed(made, decoding, room, chunks)
+    last, rest = passed(made, decoding, made.lengths.fresh - (chunks - 1) * room, chunks)
+    return choose(chunks > 1, full + (chunks - 2) * slow + rest, last) + chunks * made.step_seconds
 
 
 def seconds_per_token(made: Profile, rate: Any, decoding: Any) -> Any:

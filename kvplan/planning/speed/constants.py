@@ -38,14 +38,25 @@ EAGER_SCALE = 2.3
 """Latencies without CUDA graphs: 14 launches a layer at 6.7 us each (H200) against 40 us."""
 
 LINKS: dict[str, tuple[float, float]] = {
-    "nvlink": (0.75, 12e-6), "infinity-fabric": (0.7, 15e-6), "pcie": (0.25, 45e-6),
+    "nvlink": (0.7, 36e-6), "infinity-fabric": (0.7, 15e-6), "pcie": (0.25, 45e-6),
 }  # fmt: skip
-"""interconnect -> (share of one direction's rate, seconds of a collective). PCIe: a 7B model in vLLM 0.10.1 on two
-A100 whose driver allows no peer access takes 47 us an all-reduce of 7 kB (``docs/speed.md``), and larger ones pass
-host memory; the others are stated: they cost about what a kernel costs, twice."""
+"""interconnect -> (share of one direction's rate, seconds of a collective). NVLink: from 10 MiB on a link (NCCL's
+Simple protocol) on two H200; see `SMALL_MESSAGES`. PCIe: a 7B model in vLLM 0.10.1 on two A100 whose driver allows
+no peer access takes 47 us an all-reduce of 7 kB (``docs/speed.md``), and larger ones pass host memory. Infinity
+Fabric is stated: about what a kernel costs, twice."""
+SMALL_MESSAGES: dict[str, tuple[float, float]] = {"nvlink": (0.39, 10.5e-6)}
+"""interconnect -> the same for short messages, where NCCL takes a protocol with less latency and less bandwidth (LL,
+LL128; ``src/graph/tuning.cc`` picks the one that it expects to be faster). All-reduce and all-to-all on two H200
+(``docs/validation/two-gpus``), 4 KiB to 256 MiB over each link: the faster of both lines is within 8.2 % of all 36
+medians, one line over all within 18 %. More ranks and NVLink multicast were not measured."""
 OTHER_LINK = (0.7, 30e-6)
 PCIE_4_X16 = 32e9
 """Bytes a second in one direction, taken where a device's link is not known."""
+BRIDGED = 2
+"""Cards that an NVLink bridge joins. The H200 NVL has bridges for four as well; which one stands in a machine is not
+known."""
+PCIE_OF: dict[str, tuple[str, float]] = {"7": ("3.0", 16e9), "8": ("4.0", PCIE_4_X16), "9": ("5.0", 64e9)}
+"""Major compute capability of an NVIDIA card with bridges -> (its PCIe, bytes a second of 16 lanes one way)."""
 
 
 class EngineRates(NamedTuple):
@@ -76,12 +87,14 @@ class EngineRates(NamedTuple):
     high: float = 1.4
     prefill_low: float = 0.5
     prefill_high: float = 1.6
+    reported: bool = False
+    """Whether reports of this engine on this vendor's devices, or measurements, stand behind it."""
     source: str = "kernel rates of one H200; no report of this engine was used"
 
 
 _LLAMA_CPP_2024 = EngineRates(
     sm_bytes=12e9, naive_bytes=290e9, latency_scale=1.93, half_accumulate=True, sm_flops=0.8e12, low=0.75, high=1.35,
-    prefill_low=0.35, prefill_high=2.2, source="llama.cpp of May 2024 on 16 NVIDIA cards",
+    prefill_low=0.35, prefill_high=2.2, reported=True, source="llama.cpp of May 2024 on 16 NVIDIA cards",
 )  # fmt: skip
 _LLAMA_CPP = _LLAMA_CPP_2024._replace(
     latency_scale=1.0, low=0.7, source="llama.cpp on 16 NVIDIA cards (May 2024), launches as in CUDA graphs"
@@ -92,20 +105,29 @@ _GRAPHS_FROM = 3500
 """The llama.cpp build (August 2024) from which CUDA graphs are taken to run."""
 _LLAMA_CPP_APPLE = EngineRates(
     matvec_share=0.08, naive_share=0.13, latency_scale=3.85, prefill_share=0.8, low=0.7, high=1.5,
-    source="llama.cpp of May 2024 on four Apple chips",
+    reported=True, source="llama.cpp of May 2024 on four Apple chips",
 )  # fmt: skip
+_VLLM = EngineRates(
+    read_share=0.8, step_seconds=0.5e-3, low=0.55, high=1.45, reported=True,
+    source="public vLLM reports and kernel rates of one H200",
+)  # fmt: skip
+_LIKE_VLLM = _VLLM._replace(
+    low=0.5, high=1.6, reported=False,
+    source="what vLLM makes of NVIDIA's devices, and kernel rates of one H200; no report of this engine on such a "
+    "device was used",
+)  # fmt: skip
+"""No report makes nothing faster than those of which there are some; the kernels' own rates lie within the bounds."""
 _OTHER = EngineRates(low=0.5, high=1.3, source="kernel rates of one H200; no report of this device was used")
 
 ENGINES: dict[tuple[str, str], EngineRates] = {
-    ("generic", "nvidia"): EngineRates(low=0.8, high=1.15, source="kernel rates of one H200, no engine"),
-    ("vllm", "nvidia"): EngineRates(
-        read_share=0.8, step_seconds=0.5e-3, low=0.55, high=1.45,
-        source="public vLLM reports and kernel rates of one H200",
-    ),
+    ("generic", "nvidia"): EngineRates(low=0.8, high=1.15, reported=True, source="kernel rates of one H200, no engine"),
+    ("vllm", "nvidia"): _VLLM,
     ("llama.cpp", "nvidia"): _LLAMA_CPP,
     ("llama.cpp", "apple"): _LLAMA_CPP_APPLE,
     ("ollama", "nvidia"): _LLAMA_CPP,
     ("ollama", "apple"): _LLAMA_CPP_APPLE,
+    ("lmstudio", "nvidia"): _LLAMA_CPP,
+    ("lmstudio", "apple"): _LLAMA_CPP_APPLE,
     ("mlx", "apple"): EngineRates(
         matvec_share=0.12, latency_scale=2.0, prefill_share=0.8, low=0.5, high=1.5,
         source="llama.cpp on Apple chips, scaled; no report of this engine was used",
@@ -115,11 +137,16 @@ ENGINES: dict[tuple[str, str], EngineRates] = {
     ),
 }  # fmt: skip
 """(engine, device family) -> constants."""
+_BARE = frozenset({"generic", "llama.cpp", "ollama", "lmstudio", "transformers"})
+"""Engines that have the kernels' own rates on devices beyond `ENGINES`: they are none, or no servers of vLLM's kind."""
 
 
 def engine_rates(engine: str, vendor: str, version: str = "") -> EngineRates:
-    """The constants of an engine on a vendor's devices; wide bounds where nothing was measured."""
+    """The constants of an engine on a vendor's devices; wide bounds where nothing was measured.
+
+    A server of which no report is known is taken to make of a device what vLLM makes of NVIDIA's.
+    """
     family = vendor.lower()
     if engine == "llama.cpp" and family == "nvidia" and version[:1] == "b" and version[1:].isdigit():
         return _LLAMA_CPP_2024 if int(version[1:]) < _GRAPHS_FROM else _LLAMA_CPP
-    return ENGINES.get((engine, family)) or (EngineRates() if family == "nvidia" else _OTHER)
+    return ENGINES.get((engine, family)) or (_OTHER if engine in _BARE else _LIKE_VLLM)

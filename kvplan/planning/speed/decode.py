@@ -96,30 +96,38 @@ def kernel_seconds(work: StageWork, rates: Rates) -> float:
 
 
 def message_seconds(work: StageWork, rates: Rates, layout: Layout, tokens: Any) -> Any:
-    """Collectives of a step over `tokens` tokens: two all-reduces a layer, one gather of logits, hops.
+    """Collectives of a step over `tokens` tokens (`sent`)."""
+    collectives, num_bytes = sent(work, layout)
+    return rates.message_seconds(tokens * num_bytes, collectives)
 
-    A ring all-reduce of n bytes over r ranks moves ``2 (r - 1) / r x n`` over each link (Patarasuk and Yuan,
-    2009). With expert parallelism over data-parallel replicas the second one of a routed layer is a pair of
-    all-to-alls instead, which carry each token to `per_token` experts and back.
+
+def sent(work: StageWork, layout: Layout) -> tuple[int, float]:
+    """(collectives of a step, bytes that they carry over each link for every token).
+
+    Two all-reduces a layer, one gather of logits, hops. A ring all-reduce of n bytes over r ranks moves
+    ``2 (r - 1) / r x n`` over each link (Patarasuk and Yuan, 2009). With expert parallelism over data-parallel
+    replicas the second one of a routed layer is a pair of all-to-alls instead, which carry each token to `per_token`
+    experts and back.
     """
-    total: Any = tokens * 0.0
+    collectives, num_bytes = 0, 0.0
     row = work.hidden_size * 2
     if layout.tp > 1:
         routed = work.kernels.routed if layout.expert_parallel and layout.dp > 1 else 0
         reduces = 2 * work.kernels.layers - routed
-        moved = reduces * 2 * (layout.tp - 1) / layout.tp * row
-        total = total + tokens * moved / rates.link_bandwidth + reduces * rates.link_seconds
+        collectives += reduces
+        num_bytes += reduces * 2 * (layout.tp - 1) / layout.tp * row
         if work.vocab_rows:
-            gathered = (layout.tp - 1) * work.vocab_rows * 2
-            total = total + tokens * gathered / rates.link_bandwidth + rates.link_seconds
+            collectives += 1
+            num_bytes += (layout.tp - 1) * work.vocab_rows * 2
     if layout.expert_parallel and layout.dp > 1 and work.kernels.routed:
         ranks = layout.tp * layout.dp
         fan = max((e.per_token for e in work.experts), default=0)
-        moved = work.kernels.routed * 2 * fan * (ranks - 1) / ranks * row / layout.tp
-        total = total + tokens * moved / rates.link_bandwidth + 2 * work.kernels.routed * rates.link_seconds
+        collectives += 2 * work.kernels.routed
+        num_bytes += work.kernels.routed * 2 * fan * (ranks - 1) / ranks * row / layout.tp
     if layout.pp > 1:
-        total = total + tokens * row / rates.link_bandwidth + rates.link_seconds
-    return total
+        collectives += 1
+        num_bytes += row
+    return collectives, num_bytes
 
 
 def bound(parts: Step, bare: float | None = None) -> str | None:

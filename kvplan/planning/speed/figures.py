@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.planning.speed import decode, prefill
 from kvplan.planning.speed import work as of
 from kvplan.planning.speed.decode import Layout
-from kvplan.planning.speed.rates import Rates, rates
+from kvplan.planning.speed.rates import Rates, ranks_that_meet, rates
 from kvplan.spec.arrays import smaller
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def setup(
     version = getattr(engine, "build", "") or settings.engine_version
     found = rates(
         gpu, engine.name, body, formats.k, version=version, flash=flash, eager=settings.enforce_eager,
-        calibration=calibration,
+        calibration=calibration, meeting=ranks_that_meet(settings),
     )  # fmt: skip
     if found is None:
         return f"the memory bandwidth of {gpu.id} is not known: no speed is given (--gpu-bandwidth RATE sets it)"

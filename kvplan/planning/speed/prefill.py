@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.planning.speed import work as of
 from kvplan.planning.speed.decode import kernel_seconds, message_seconds
 from kvplan.planning.speed.rates import Rates, join
-from kvplan.spec.arrays import is_array, larger, smaller
+from kvplan.spec.arrays import choose, is_array, larger, smaller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,8 +38,10 @@ class Prompt(NamedTuple):
 def prompt(works: Sequence[StageWork], rates: Rates, layout: Layout, tokens: Any, chunk: Any) -> Prompt | None:
     """The prefill of one request; None where the device's matrix rate is not known.
 
-    A prompt runs in ``ceil(tokens / chunk)`` steps, full ones and a rest as the engine cuts it, stage after stage;
-    each reads the weights and the cache so far. FLOPs are ``2 x parameters x tokens`` (the head only for the last
+    A prompt runs in ``ceil(tokens / chunk)`` steps, full ones and a rest as the engine cuts it; each reads the weights
+    and the cache so far. With pipeline stages a chunk enters the first as soon as the one before has left it: engines
+    count its tokens as computed when they schedule them. Source: vLLM 0.33.0 ``vllm/v1/core/sched/scheduler.py``,
+    ``_update_after_schedule``, and ``vllm/config/vllm.py``, ``max_concurrent_batches``. FLOPs are ``2 x parameters x tokens`` (the head only for the last
     token) plus attention, half of the square (causal): ``2 x heads x (d_k + d_v) x tokens x (tokens + 1) / 2`` a
     layer of full attention. Of more than `MOST_CHUNKS` full steps neighbours count as the middle one of them.
     """
@@ -47,23 +49,49 @@ def prompt(works: Sequence[StageWork], rates: Rates, layout: Layout, tokens: Any
         return None
     steps = -(-tokens // chunk)
     before = (steps - 1) * chunk
-    total = Prompt(tokens * 0, tokens * 0, 0.0, 0.0, 0.0, rates.step_seconds * steps)
-    for stage in works:
-        stage = stage._replace(experts=tuple(e._replace(groups=1) for e in stage.experts))  # the others idle
-        for number, start, end, head in (*_full_chunks(steps - 1, chunk), (1, before, tokens, stage.head_parameters)):
-            part = _chunk(stage, rates, layout, start, end, head)
+    total = Prompt(tokens * 0, tokens * 0, 0.0, 0.0, 0.0, 0.0)
+    stages = [w._replace(experts=tuple(e._replace(groups=1) for e in w.experts)) for w in works]  # the others idle
+    free: list[Any] = [0.0] * len(stages)
+    for number, start, end, last in (*_full_chunks(steps - 1, chunk), (1, before, tokens, True)):
+        parts = [_chunk(w, rates, layout, start, end, w.head_parameters if last else 0) for w in stages]
+        for part in parts:
             total = Prompt(*(sum_ + number * more for sum_, more in zip(total, part, strict=True)))
-    return total
+        free = left(free, [part.seconds for part in parts], number)
+    return total._replace(seconds=rates.step_seconds * steps + free[-1])
 
 
-def _full_chunks(count: Any, chunk: Any) -> Iterator[tuple[Any, Any, Any, int]]:
-    """(how many, first token, behind the last token, no head) of the chunks before the last one."""
+def left(free: Sequence[Any], seconds: Sequence[Any], number: Any = 1) -> list[Any]:
+    """When pipeline stages are free again that `number` equal chunks pass one behind the other.
+
+    A chunk waits for the stage before it and for the chunk before it (a permutation flow shop, whose recurrence is
+    Johnson's, Naval Research Logistics Quarterly 1, 1954).
+
+    Args:
+        free: when each stage was free before.
+        seconds: of one chunk on each stage.
+        number: may be 0, and an array.
+    """
+    if len(free) == 1:
+        return [free[0] + number * seconds[0]]
+    first: Any = free[0]
+    last: Any = None
+    found = []
+    for was, here in zip(free, seconds, strict=True):
+        first = larger(first, was) + here
+        alone = first + (number - 1) * here
+        last = alone if last is None else larger(last + here, alone)
+        found.append(choose(number > 0, last, was))
+    return found
+
+
+def _full_chunks(count: Any, chunk: Any) -> Iterator[tuple[Any, Any, Any, bool]]:
+    """(how many, first token, behind the last token, not the last) of the chunks before the last one."""
     most = int(count.max()) if is_array(count) else int(count)
     group = -(-most // MOST_CHUNKS)
     for first in range(0, most, group or 1):
         number = smaller(larger(count - first, 0), group)
         middle = first + larger(number - 1, 0) // 2
-        yield number, middle * chunk, (middle + 1) * chunk, 0
+        yield number, middle * chunk, (middle + 1) * chunk, False
 
 
 def _chunk(stage: StageWork, rates: Rates, layout: Layout, start: Any, end: Any, head: int) -> Prompt:

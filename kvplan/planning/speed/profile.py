@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.planning.speed import decode
 from kvplan.planning.speed import work as of
 from kvplan.planning.speed.rates import join
-from kvplan.planning.speed.speculation import proposal
 from kvplan.spec.arrays import is_array, larger, smaller
 
 if TYPE_CHECKING:
@@ -90,14 +89,16 @@ class StageCost(NamedTuple):
     decode_scores: Any
     prefill_scores: Any
     message: Any
-    """Sending, of one token."""
+    """Sending, of one token, by the protocol of large messages."""
+    sending: Any
+    """The same, whatever is carried."""
+    short_message: Any
+    """As `message` and `sending`, by the protocol of short messages; equal to them where a link has one for all."""
+    short_sending: Any
     fixed: Any
-    """Kernels and messages, whatever is carried."""
-    draft_reading: Any = 0.0
-    """Reading the layers that propose drafts, of all proposals of a step."""
-    draft_products: Any = 0.0
-    """Of one sequence."""
-    draft_fixed: Any = 0.0
+    """Kernels, whatever is carried."""
+    draft: StageCost | None = None
+    """Of one proposal of speculative decoding, which the last stage makes."""
 
 
 class Profile(NamedTuple):
@@ -138,11 +139,13 @@ def some_of(made: Profile, rows: Any) -> Profile:
     def taken(value: Any) -> Any:
         return value[rows] if is_array(value) else value
 
-    stages = []
-    for count, cost in made.stages:
-        weights, experts, *rest = cost
+    def part(cost: StageCost) -> StageCost:
+        weights, experts, *rest = cost[:-1]
         pairs = tuple((taken(idle), taken(seconds)) for idle, seconds in experts)
-        stages.append((taken(count), StageCost(taken(weights), pairs, *map(taken, rest))))
+        draft = None if cost.draft is None else part(cost.draft)
+        return StageCost(taken(weights), pairs, *map(taken, rest))._replace(draft=draft)
+
+    stages = [(taken(count), part(cost)) for count, cost in made.stages]
     step_seconds, pp, spread, chunk = map(taken, (made.step_seconds, made.pp, made.spread, made.chunk))
     return Profile(made.lengths, tuple(stages), step_seconds, pp, spread, chunk, made.softness)
 
@@ -174,7 +177,9 @@ def _stage_cost(setup: Setup, stage: StageWork, lengths: Lengths) -> StageCost:
         before = of.kv_bytes(stage, lengths.shared) - 2 * stage.state_bytes
         squares = squares - of.prefill_attention_flops(stage, lengths.shared)
     cache = 1 / rates.attention_bandwidth
-    idle = decode.message_seconds(stage, rates, layout, 0.0)
+    collectives, sent = decode.sent(stage, layout)
+    message, sending = sent / rates.link_bandwidth, collectives * rates.link_seconds
+    short = rates.short_bandwidth
     return StageCost(
         weights=stage.weight_bytes / rates.weight_bandwidth,
         experts=tuple((1 - e.per_token / e.experts, e.num_bytes / rates.weight_bandwidth) for e in stage.experts),
@@ -183,17 +188,18 @@ def _stage_cost(setup: Setup, stage: StageWork, lengths: Lengths) -> StageCost:
         prefill_cache=(held - before) / 2 / fresh * cache, prefill_chunk=(held + before) / 2 / fresh * cache,
         decode_scores=lengths.width * of.attention_flops(stage, lengths.context) / rates.attention_flops,
         prefill_scores=squares / fresh / rates.attention_flops,
-        message=decode.message_seconds(stage, rates, layout, 1.0) - idle,
-        fixed=idle + decode.kernel_seconds(stage, rates), **_draft_cost(setup, stage, lengths.drafts),
+        message=message, sending=sending, short_message=message if short is None else sent / short,
+        short_sending=sending if short is None else collectives * rates.short_seconds,
+        fixed=decode.kernel_seconds(stage, rates), draft=_draft_cost(setup, stage, lengths),
     )  # fmt: skip
 
 
-def _draft_cost(setup: Setup, stage: StageWork, drafts: int) -> dict[str, Any]:
-    """What proposals take on the stage that makes them, by `speculation.proposal`."""
-    if not drafts or stage is not setup.works[-1]:
-        return {}
-    reading, products, fixed = proposal(setup)
-    return {"draft_reading": drafts * reading, "draft_products": drafts * products, "draft_fixed": drafts * fixed}
+def _draft_cost(setup: Setup, stage: StageWork, lengths: Lengths) -> StageCost | None:
+    """What a proposal takes on the stage that makes them: `speculation.proposal_seconds` as coefficients."""
+    if not lengths.drafts or stage.draft is None:
+        return None
+    alone = setup._replace(layout=setup.layout._replace(pp=1))
+    return _stage_cost(alone, stage.draft, lengths._replace(drafts=0))
 
 
 def passed(made: Profile, decoding: Any, tokens: Any, chunks: Any) -> tuple[Any, Any]:
@@ -206,19 +212,25 @@ def passed(made: Profile, decoding: Any, tokens: Any, chunks: Any) -> tuple[Any,
     """
     total: Any = 0.0
     slowest: Any = 0.0
-    written = decoding * made.lengths.width
-    routed, carried_tokens = written * made.spread + tokens, written + tokens
     for count, cost in made.stages:
-        reading = cost.weights
-        for idle, seconds in cost.experts:
-            reading = reading + seconds * (1 - idle**routed)
-        products = decoding * cost.decode_products + tokens * cost.prefill_products
-        cache = decoding * cost.decode_cache + tokens * (cost.prefill_cache + chunks * cost.prefill_chunk)
-        scores = decoding * cost.decode_scores + tokens * cost.prefill_scores
-        both = join(reading, products, made.softness) + join(cache, scores, made.softness)
-        stage = both + carried_tokens * cost.message + cost.fixed
-        if made.lengths.drafts:
-            drafting = join(cost.draft_reading, decoding * cost.draft_products, made.softness) + cost.draft_fixed
+        stage = _stage_seconds(made, cost, decoding, tokens, chunks, made.lengths.width)
+        if cost.draft is not None:
+            drafting = made.lengths.drafts * _stage_seconds(made, cost.draft, decoding, 0.0, 1, 1)
             stage = stage + drafting * smaller(decoding, 1.0)  # none for a prompt that is alone
         total, slowest = total + count * stage, larger(slowest, stage)
     return total, slowest
+
+
+def _stage_seconds(made: Profile, cost: StageCost, decoding: Any, tokens: Any, chunks: Any, width: int) -> Any:
+    """One stage's part of `passed`, of which every decoding sequence has `width` tokens."""
+    written = decoding * width
+    reading = cost.weights
+    for idle, seconds in cost.experts:
+        reading = reading + seconds * (1 - idle ** (written * made.spread + tokens))
+    products = decoding * cost.decode_products + tokens * cost.prefill_products
+    cache = decoding * cost.decode_cache + tokens * (cost.prefill_cache + chunks * cost.prefill_chunk)
+    scores = decoding * cost.decode_scores + tokens * cost.prefill_scores
+    both = join(reading, products, made.softness) + join(cache, scores, made.softness)
+    carried = written + tokens
+    short = cost.short_sending + carried * cost.short_message
+    return both + smaller(short, cost.sending + carried * cost.message) + cost.fixed

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.planning.speed import constants as stated
+from kvplan.spec.arrays import smaller
 
 if TYPE_CHECKING:
+    from kvplan.engines.base import Settings
     from kvplan.planning.calibration import Calibration
     from kvplan.spec.formats import Format
     from kvplan.spec.gpu import GpuSpec
@@ -26,7 +28,9 @@ class Rates(NamedTuple):
     routing_seconds: float
     step_seconds: float
     link_bandwidth: float
+    """Of large messages, over each link in one direction."""
     link_seconds: float
+    """Before the first byte of a collective of large messages."""
     prefill_share: float
     prefill_cap: float | None
     """FLOPs a second that the engine's prefill kernels reach at most on this device."""
@@ -41,6 +45,16 @@ class Rates(NamedTuple):
     """What `weight_bandwidth` would be if nothing but the memory limited it; None: it is that."""
     attention_memory: float | None = None
     """The same of `attention_bandwidth`."""
+    short_bandwidth: float | None = None
+    """`link_bandwidth` of short messages; None: one line holds for all sizes."""
+    short_seconds: float = 0.0
+
+    def message_seconds(self, num_bytes: Any, collectives: Any = 1) -> Any:
+        """Collectives that carry `num_bytes` (a number or an array) over each link, all by the faster protocol."""
+        large = collectives * self.link_seconds + num_bytes / self.link_bandwidth
+        if self.short_bandwidth is None:
+            return large
+        return smaller(collectives * self.short_seconds + num_bytes / self.short_bandwidth, large)
 
     @property
     def decode_flops(self) -> Any:
@@ -119,7 +133,7 @@ def _device(gpu: GpuSpec, key: str, bits: str, calibration: Calibration | None) 
 
 def rates(
     gpu: GpuSpec, engine: str, weights: Format, cache: Format, *, version: str = "", flash: bool = True,
-    eager: bool = False, calibration: Calibration | None = None,
+    eager: bool = False, calibration: Calibration | None = None, meeting: int = 2,
 ) -> Rates | None:  # fmt: skip
     """The rates of one rank; None where the device's memory bandwidth is not known.
 
@@ -128,6 +142,7 @@ def rates(
         flash: whether attention runs fused; without it llama.cpp reads the cache at a rate of its own.
         eager: no CUDA graphs.
         calibration: measured figures, which replace those of the device (not those of the engine).
+        meeting: ranks that exchange messages (`ranks_that_meet`).
     """
     own = stated.engine_rates(engine, gpu.vendor, version)
     device = _device(gpu, compute_key(weights), cache_bits(cache), calibration)
@@ -151,7 +166,7 @@ def rates(
     matmul, measured = device.matmul, calibration is not None and calibration.matmul_flops("16") is not None
     if own.half_accumulate and gpu.fp16_accumulate_flops and compute_key(weights) == "16" and not measured:
         matmul = gpu.fp16_accumulate_flops * stated.MATMUL_SHARE["16"]
-    bandwidth, hop, notes = _link(gpu)
+    link, short, notes = _link(gpu, meeting)
     scale = own.latency_scale * (stated.EAGER_SCALE if eager else 1)
     bounds, prefill = (own.low, own.high), (own.prefill_low, own.prefill_high)
     if calibration is not None:
@@ -162,11 +177,12 @@ def rates(
         attention_flops=share * device.wide if device.wide else None,
         linear_seconds=device.linear_seconds * scale, attention_seconds=device.attention_seconds * scale,
         layer_seconds=device.layer_seconds * scale, routing_seconds=stated.ROUTING_SECONDS * scale,
-        step_seconds=own.step_seconds, link_bandwidth=bandwidth, link_seconds=hop, softness=stated.SOFTNESS,
+        step_seconds=own.step_seconds, link_bandwidth=link[0], link_seconds=link[1], softness=stated.SOFTNESS,
         prefill_share=own.prefill_share,
         prefill_cap=own.sm_flops * multiprocessors if own.sm_flops and multiprocessors else None,
         weight_memory=device.read * own.read_share if caps else None,
         attention_memory=bare if attention < bare else None,
+        short_bandwidth=short[0] if short else None, short_seconds=short[1] if short else 0.0,
         low=bounds[0], high=bounds[1], prefill_low=prefill[0], prefill_high=prefill[1], notes=notes,
         source=f"{calibration.source}; {own.source}" if calibration else own.source,
     )  # fmt: skip
@@ -179,13 +195,29 @@ def join(memory: Any, compute: Any, softness: float) -> Any:
     return (memory**softness + compute**softness) ** (1 / softness)
 
 
-def _link(gpu: GpuSpec) -> tuple[float, float, tuple[str, ...]]:
-    """(bytes a second in one direction, seconds of a collective, notes)."""
-    share, seconds = stated.LINKS.get(gpu.interconnect or "", stated.OTHER_LINK)
+def ranks_that_meet(settings: Settings) -> int:
+    """Ranks of the largest group whose every layer ends in messages; the stages where nothing but hops is sent.
+
+    Hops between stages of ranks that share matrices count on the link of those ranks: one message a step against two
+    a layer.
+    """
+    ranks = settings.tensor_parallel_size
+    if settings.enable_expert_parallel:
+        ranks *= settings.data_parallel_size
+    return ranks if ranks > 1 else settings.pipeline_parallel_size
+
+
+def _link(gpu: GpuSpec, ranks: int) -> tuple[tuple[float, float], tuple[float, float] | None, tuple[str, ...]]:
+    """((bytes a second in one direction, seconds of a collective), the same of short messages, notes)."""
     if gpu.interconnect_bytes_per_second is None:
-        return (
-            stated.PCIE_4_X16 * stated.LINKS["pcie"][0],
-            stated.LINKS["pcie"][1],
-            ("link unknown: PCIe 4.0 x16 taken",),
-        )
-    return gpu.interconnect_bytes_per_second / 2 * share, seconds, ()
+        share, seconds = stated.LINKS["pcie"]
+        return (stated.PCIE_4_X16 * share, seconds), None, ("link unknown: PCIe 4.0 x16 taken",)
+    one_way, name, notes = gpu.interconnect_bytes_per_second / 2, gpu.interconnect or "", tuple[str, ...]()
+    if gpu.interconnect_bridge and ranks > stated.BRIDGED:
+        generation = (gpu.compute_capability or "").partition(".")[0]
+        version, one_way = stated.PCIE_OF.get(generation, stated.PCIE_OF["8"])
+        said = f"{name} bridges join pairs of {gpu.id}: among {ranks} of them messages take PCIe {version} x16"
+        name, notes = "pcie", (said,)
+    share, seconds = stated.LINKS.get(name, stated.OTHER_LINK)
+    short = stated.SMALL_MESSAGES.get(name)
+    return (one_way * share, seconds), (one_way * short[0], short[1]) if short else None, notes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import InputError
 from kvplan.planning.speed import decode
-from kvplan.planning.speed.rates import join
+from kvplan.spec.arrays import larger
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings
@@ -25,26 +25,33 @@ def expected_tokens(acceptance: Any, drafts: int) -> Any:
 
 
 def speculative_seconds(setup: Setup, batch: Any, context: Any, drafts: int) -> Any:
-    """Seconds of a step that proposes `drafts` tokens by the model's own draft layers and checks them all.
+    """Seconds of a step that proposes `drafts` tokens one after the other and checks them all.
 
-    A proposal reads the draft layers and the head once; drafts that come from elsewhere (n-grams) cost nothing here.
+    Drafts that no layers propose (n-grams) cost nothing here. With pipeline stages the last one proposes for the
+    micro-batch that it holds.
     """
     works, rates, layout, _ = setup
     checked = decode.step(works, rates, layout, batch, context, width=1 + drafts).seconds
-    reading, products, launches = proposal(setup)
-    return checked + drafts * (join(reading, batch * products, rates.softness) + launches)
+    micro = batch if layout.pp == 1 else -(-batch // layout.pp)
+    drafting = drafts * proposal_seconds(setup, micro, context)
+    if layout.pp == 1:
+        return checked + drafting
+    one = layout._replace(pp=1)
+    last = decode.step(works[-1:], rates, one, micro, context, width=1 + drafts).seconds - rates.step_seconds
+    return larger(checked + drafting, -(-batch // micro) * (last + drafting) + rates.step_seconds)
 
 
-def proposal(setup: Setup) -> tuple[Any, Any, Any]:
-    """(seconds of reading, of one sequence's products, of launches) of one proposal by the model's own draft layers."""
-    last, rates = setup.works[-1], setup.rates
-    if not last.draft_bytes:
-        return 0.0, 0.0, 0.0
-    reading = (last.draft_bytes + last.head_bytes) / rates.weight_bandwidth
-    launches = 3 * rates.linear_seconds + rates.attention_seconds + rates.layer_seconds  # one layer and the head
-    if rates.matmul_flops is None:
-        return reading, 0.0, launches
-    return reading, 2 * (last.draft_parameters + last.head_parameters) / rates.decode_flops, launches
+def proposal_seconds(setup: Setup, batch: Any, context: Any) -> Any:
+    """Seconds in which one token is proposed for each of `batch` sequences: a decode step of the draft's layers.
+
+    It reads its weights and its head (of routed experts those that the batch touches), its cache, and sends what a
+    step of so many layers sends.
+    """
+    draft = setup.works[-1].draft
+    if draft is None:
+        return 0.0
+    rates, layout = setup.rates._replace(step_seconds=0.0), setup.layout._replace(pp=1)
+    return decode.step((draft,), rates, layout, batch, context).seconds
 
 
 def speculated(lengths: Lengths, model: ModelSpec, engine: Engine, settings: Settings) -> Lengths:

@@ -3,11 +3,12 @@
 Counted: every weight matrix but the embedding table (a lookup; a tied table is read as the head),
 routed experts by the expected number of distinct ones, the cache as each kind reads it, states read and
 written. Not counted: activations (they stay in the on-chip caches), what a step appends to the cache
-(one entry a layer), encoders and draft layers, which do not run in a decode step, and padding.
+(one entry a layer), encoders, which do not run in a decode step, and padding. Draft layers are work of their own.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.cache.bytes import KvFormats, edge_surplus, rows_of, state_bytes
@@ -61,9 +62,6 @@ class StageWork(NamedTuple):
     """Read by every step, whatever the batch."""
     parameters: int
     """Multiplied by every token, without routed experts and without the head."""
-    draft_bytes: int
-    """Of draft layers, read once for every token that they propose; not in `weight_bytes`."""
-    draft_parameters: int
     head_bytes: int
     """The part of `weight_bytes` that turns hidden states into logits."""
     head_parameters: int
@@ -80,6 +78,10 @@ class StageWork(NamedTuple):
     """Rows of the head on this rank; 0 on stages without it."""
     spec: ModelSpec
     """The model as this rank sees it."""
+    edge_bytes: int
+    """A token's bytes above the format in the model's first and last layers, where this stage has them."""
+    draft: StageWork | None = None
+    """What proposes one token of speculative decoding, its head included; in nothing above."""
 
 
 def stage_work(
@@ -102,15 +104,54 @@ def stage_work(
         head_bytes = table.num_bytes * head_parameters // table.parameters
         weights += head_bytes
     counted = tuple(spec.mixers())
-    return StageWork(
-        weight_bytes=weights, parameters=parameters, draft_bytes=draft.num_bytes if draft else 0,
-        draft_parameters=draft.parameters if draft else 0, head_bytes=head_bytes, head_parameters=head_parameters,
+    made = StageWork(
+        weight_bytes=weights, parameters=parameters, head_bytes=head_bytes, head_parameters=head_parameters,
         experts=_experts(model, spec, sums.get("routed_experts"), settings), mixers=counted, formats=formats,
         state_bytes=sum(layers * state_bytes(mixer, formats) for layers, mixer in counted),
         dcp=settings.decode_context_parallel_size, kernels=_kernels(spec, head_bytes > 0),
         hidden_size=model.hidden_size, vocab_rows=head_parameters // (model.embedding_size or model.hidden_size),
-        spec=spec,
+        spec=spec, edge_bytes=edge_surplus(spec, formats, ends=(stage.first, stage.last)),
     )  # fmt: skip
+    return made if draft is None else made._replace(draft=_draft_work(model, stage, draft, made, settings))
+
+
+def _draft_work(
+    model: ModelSpec, stage: Stage, held: RoleWeights, target: StageWork, settings: Settings
+) -> StageWork | None:
+    """The work of one proposal, on a rank of the last stage.
+
+    The model's own draft layers are modules that propose in turn, each with a projection before it; another
+    checkpoint runs whole. Both pass the model's head, where the draft has none of its own.
+    Source: vLLM 0.33.0 ``vllm/v1/spec_decode`` and ``vllm/model_executor/models/deepseek_mtp.py``.
+    """
+    layers, other = model.draft_layers, model.draft_model
+    if not layers:
+        return None
+    modules = 1 if other is not None else len(layers) // _period(layers)
+    spec, whole_spec = (
+        replace(base, blocks=blocks, layers=layers[: len(layers) // modules], draft_layers=(), draft_tensors=())
+        for base, blocks in ((other or stage.spec, stage.spec.blocks), (other or model, model.blocks))
+    )  # fmt: skip
+    parts = [
+        part._replace(
+            role="dense_ffn" if part.role == "draft" else part.role, num_bytes=part.num_bytes // modules,
+            parameters=part.parameters // modules,
+        )
+        for part in held.parts
+    ]  # fmt: skip
+    if not {"head", "embedding"} & {part.role for part in parts}:
+        parts.append(held._replace(role="head", num_bytes=target.head_bytes, parameters=target.head_parameters))
+    place = stage._replace(spec=spec, first=False)
+    found = stage_work(whole_spec, place, tuple(parts), target.formats, settings)
+    projections = sum(1 for t in model.draft_tensors if t.role == "draft" and len(t.shape) > 1)
+    kernels = found.kernels._replace(linear=found.kernels.linear + projections)
+    return found._replace(kernels=kernels, edge_bytes=0)
+
+
+def _period(layers: tuple[str, ...]) -> int:
+    """Layers of a module: after so many the names come again."""
+    count = len(layers)
+    return next(n for n in range(1, count + 1) if count % n == 0 and layers == layers[:n] * (count // n))
 
 
 def _experts(model: ModelSpec, spec: ModelSpec, held: RoleWeights | None, settings: Settings) -> tuple[Experts, ...]:
@@ -172,8 +213,7 @@ def kv_bytes(work: StageWork, context: Tokens) -> Any:
             if fmt.residual_tokens:
                 newest = smaller(entries, fmt.residual_tokens)
                 total = total + newest * (layers * (stream.heads * stream.head_dim * 2 - size))
-    edge = edge_surplus(work.spec, work.formats)
-    return total + mine * edge if edge else total
+    return total + mine * work.edge_bytes if work.edge_bytes else total
 
 
 def token_parameters(work: StageWork, *, head: bool = True) -> int:

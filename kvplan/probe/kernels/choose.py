@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TOLERANCE = 6e-3
 """Largest relative error of any one sequence against float64: 16-bit outputs and weights of 8 or 11 bits."""
 _CHECK_BYTES = 1 << 34
-"""Data of the float64 check at most; longer batches are checked on evenly spread sequences."""
+"""Data of the float64 check at most where nothing says less; longer batches are checked on evenly spread sequences."""
 _TRIAL_SAMPLES = 5
 
 _WIDE = (Config(False, 64, 2, 3, 4), Config(False, 32, 1, 5, 4), Config(False, 64, 4, 2, 4))
@@ -85,6 +85,10 @@ class Workload:
     out: torch.Tensor
     batch: int
     context: int
+    check_bytes: int = _CHECK_BYTES
+    """Data of the float64 check at most, but for one sequence, which is checked whatever it takes."""
+    rejected: tuple[str, ...] = ()
+    """Candidates that did not serve, where none did."""
 
     @property
     def copies(self) -> int:
@@ -153,31 +157,37 @@ def launch_interpreted(device: ProbeDevice) -> bool:
     return not device.is_cuda and find_spec("triton") is not None and launch.interpreted()
 
 
-def paths(work: Workload, *, several: bool = True, contiguous_bytes: int = 0) -> Iterator[Path]:
-    """The candidates for a workload.
+def paths(work: Workload, *, several: bool = True) -> Iterator[Path]:
+    """The candidates for a workload that read it by block table.
 
     Args:
         several: every configuration, not only the first.
-        contiguous_bytes: what contiguous copies of the caches may take; 0: none are made.
     """
     pool = work.pool
     tried = _tried(work, several) if triton_runs(work.device, pool.format) else []
     for config, per_sm in tried:
-        run = launch.prepare(work.q, pool, work.lens, work.out, config, longest=work.context, slots=per_sm * work.slots)
-        yield Path(f"Triton, {config.name}", _indexed(run, work), True)
+        yield Path(f"Triton, {config.name}", _prepared(work, config, per_sm), True)
     if several or not tried:
         yield Path(
             "torch operators",
             lambda i: reference.paged_operators(work.q, pool, work.tables[i], work.lens, work.out),
             True,
         )
-    found = contiguous(work, contiguous_bytes)
-    if found is not None:
-        yield found
 
 
-def _indexed(run: Callable[[torch.Tensor], None], work: Workload) -> Callable[[int], None]:
-    return lambda i: run(work.tables[i])
+def _prepared(work: Workload, config: Config, per_sm: int) -> Callable[[int], None]:
+    """A kernel that is set up at its first call, where `pick` survives what this Triton or card cannot do."""
+    made: list[Callable[[torch.Tensor], None]] = []
+
+    def run(i: int) -> None:
+        if not made:
+            slots = per_sm * work.slots
+            made.append(
+                launch.prepare(work.q, work.pool, work.lens, work.out, config, longest=work.context, slots=slots)
+            )
+        made[0](work.tables[i])
+
+    return run
 
 
 def _tried(work: Workload, several: bool) -> list[tuple[Config, int]]:
@@ -235,15 +245,22 @@ def error_of(path: Path, work: Workload, truth: torch.Tensor, rows: torch.Tensor
     return math.inf if math.isnan(found) else found
 
 
+def check_bytes(shape: HeadShape) -> int:
+    """Data of the float64 check for each token of a sequence: K and V in float64, and the steps to them."""
+    return shape.kv_heads * shape.head_dim * 8 * 4
+
+
 def checked_rows(work: Workload) -> torch.Tensor:
     """The sequences that are held against float64."""
-    each = work.context * work.pool.shape.kv_heads * work.pool.shape.head_dim * 8 * 4
-    count = max(1, min(work.batch, _CHECK_BYTES // max(each, 1)))
+    each = work.context * check_bytes(work.pool.shape)
+    count = max(1, min(work.batch, work.check_bytes // max(each, 1)))
     return torch.linspace(0, work.batch - 1, count).round().long().unique().to(work.q.device)
 
 
 def pick(work: Workload, candidates: Iterable[Path], *, samples: int, check: bool = True) -> Picked | None:
     """The fastest correct candidate, timed again with all `samples`; None where none is right.
+
+    What cannot be built, launched, recorded or timed here is no candidate, and is named among the rejected.
 
     Args:
         check: hold every candidate against float64 first; else they are only run (its error is then 0).
@@ -259,20 +276,32 @@ def pick(work: Workload, candidates: Iterable[Path], *, samples: int, check: boo
             if not check:
                 path.run(0)
             error = error_of(path, work, truth, rows) if check else 0.0
-        except Exception as problem:  # a kernel that this card or this Triton cannot build is no candidate
-            rejected.append(f"{path.name}: {type(problem).__name__}")
+        except Exception as problem:
+            rejected.append(_rejection(path, problem))
             continue
         if error <= TOLERANCE:
             correct.append((path, error))
         else:
             rejected.append(f"{path.name}: error {error:.1e}")
-    if len(correct) > 1:
-        trials = [median(_time(work, path, min(samples, _TRIAL_SAMPLES))) for path, _ in correct]
-        correct = [correct[trials.index(min(trials))]]
-    if not correct:
-        return None
-    path, error = correct[0]
-    return Picked(path, tuple(_time(work, path, samples)), error, tuple(rejected))
+    trials: list[tuple[float, Path, float]] = []
+    for path, error in correct if len(correct) > 1 else ():
+        try:
+            trials.append((median(_time(work, path, min(samples, _TRIAL_SAMPLES))), path, error))
+        except Exception as problem:
+            rejected.append(_rejection(path, problem))
+    ordered = [(p, e) for _, p, e in sorted(trials, key=lambda trial: trial[0])] if len(correct) > 1 else correct
+    for path, error in ordered:
+        try:
+            return Picked(path, tuple(_time(work, path, samples)), error, tuple(rejected))
+        except Exception as problem:
+            rejected.append(_rejection(path, problem))
+    work.rejected = tuple(rejected)
+    return None
+
+
+def _rejection(path: Path, problem: Exception) -> str:
+    """A candidate that did not run, and why."""
+    return f"{path.name}: {type(problem).__name__}"
 
 
 def _time(work: Workload, path: Path, samples: int) -> list[float]:

@@ -20,6 +20,10 @@ FORMATS = ("bf16", "fp16", "fp8_e4m3", "int8_per_token_head", "int4_g32")
 INT4_GROUP = 32
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8_e4m3": torch.float8_e4m3fn,
            "int8_per_token_head": torch.int8, "int4_g32": torch.uint8}  # fmt: skip
+_ENCODING_BYTES = 24
+"""Of an element while it is drawn and encoded: fp32 and the steps to what is stored."""
+_WIDE_BYTES, _NARROW_BYTES = 8, 16
+"""Of an element while operators read it: gathered and laid out by heads, in 16 bits or widened to fp32."""
 _CHUNK_ELEMENTS = 1 << 26
 """Random numbers drawn at once while filling."""
 
@@ -91,6 +95,12 @@ class PagedKv:
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
+def workspace_bytes(shape: HeadShape, fmt: str) -> int:
+    """Bytes a cached token takes besides its pages where torch operators gather and widen it."""
+    width = shape.kv_heads * (shape.head_dim + (0 if shape.latent else shape.head_dim_v))
+    return width * (_WIDE_BYTES if fmt in ("bf16", "fp16") else _NARROW_BYTES)
+
+
 def v_transposed(fmt: str) -> bool:
     """Whether V of this format lies transposed in its page."""
     return fmt in ("fp8_e4m3", "int8_per_token_head", "int4_g32")
@@ -138,7 +148,8 @@ def fill_random(pool: PagedKv, seed: int = 0) -> None:
     """Standard normal K and V, stored as the format stores them."""
     device = pool.k.device
     generator = torch.Generator(device=device).manual_seed(seed)
-    step = max(1, _CHUNK_ELEMENTS // (pool.shape.kv_heads * pool.page * max(pool.shape.head_dim, 1)))
+    elements = min(_CHUNK_ELEMENTS, pool.num_bytes // _ENCODING_BYTES // 4)  # a quarter of the pool besides it
+    step = max(1, elements // (pool.shape.kv_heads * pool.page * max(pool.shape.head_dim, 1)))
     for start in range(0, pool.blocks, step):
         chosen = slice(start, min(start + step, pool.blocks))
         count = chosen.stop - chosen.start

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvplan.render.svg.elements import element, number, shortened, text, width
 from kvplan.render.svg.frame import EDGE, LINE, WIDTH, Drawn, Key, heading, legend
-from kvplan.render.svg.labels import Box, Labels, along
+from kvplan.render.svg.labels import Box, Labels, Place, along, reach
 from kvplan.render.svg.parts import Chart, Mark, Series, Spot
 from kvplan.render.svg.style import LIGHT
 from kvplan.render.svg.ticks import Scale, scale_of
@@ -158,10 +158,11 @@ def _labels(chart: Chart, plot: _Plot) -> Labels:
     points += [plot.at(s.x, s.y) for s in chart.spots]
     for mark in chart.marks:
         points += along(_line_of(mark, plot))
-    return Labels(Box(plot.left, plot.top - 4, WIDTH - 2, plot.bottom), points)
+    return Labels(Box(plot.left, plot.top - 14, WIDTH - 2, plot.bottom), points)
 
 
 def _dots(chart: Chart, plot: _Plot, labels: Labels) -> Iterator[str]:
+    named: list[tuple[str, list[Place]]] = []
     for series in chart.series:
         if series.kind != "dots" and not series.names:
             continue
@@ -171,23 +172,26 @@ def _dots(chart: Chart, plot: _Plot, labels: Labels) -> Iterator[str]:
                 across, up = plot.at(x, y)
                 yield element("circle", cx=across, cy=up, r=4.5, class_=f"f{color} gap")
                 if i < len(series.names) and not series.quiet:
-                    yield labels.place(series.names[i], _beside(across, up), "halo")
+                    named.append((series.names[i], _beside(across, up, series.names[i])))
+    yield from labels.place_all(named, "halo")
 
 
-def _beside(x: float, y: float) -> list[tuple[float, float, str]]:
-    """Places for the label of a point."""
-    return [
+def _beside(x: float, y: float, words: str) -> list[Place]:
+    """Places for the label of a point: beside it, else across above or below."""
+    beside: list[Place] = [
         (x + side * 9, y + down, "start" if side > 0 else "end")
         for down in (-8, 19, 5, 36, -25)
         for side in (1, -1)
     ]  # fmt: skip
+    long = reach(words)
+    return beside + [(x - share * long, y + down, "start") for down in (-10, 21, -25, 36) for share in (0.5, 0.3, 0.7)]
 
 
 def _spots(spots: Sequence[Spot], plot: _Plot, labels: Labels) -> Iterator[str]:
     for spot in spots:
         x, y = plot.at(spot.x, spot.y)
         yield element("circle", cx=x, cy=y, r=5, class_="spot")
-        yield labels.place(spot.label, _beside(x, y), "halo")
+        yield labels.place(spot.label, _beside(x, y, spot.label), "halo")
 
 
 def _line_of(mark: Mark, plot: _Plot) -> list[tuple[float, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplan.render.heatmap import HeatMap, evenly, levels
-from kvplan.render.svg.elements import FONT, NARROW_FONT, element, shortened, text, width
+from kvplan.render.svg.elements import FONT, NARROW_FONT, element, number, shortened, text, width
 from kvplan.render.svg.frame import EDGE, LINE, WIDTH, Drawn, heading
 from kvplan.render.svg.style import HEAT
 
@@ -45,6 +45,10 @@ def draw(picture: HeatMap, key: str) -> Drawn:
             parts.append(
                 element("rect", x=x, y=y, width=wide, height=tall, class_="none gap" if at is None else f"h{at} gap")
             )
+            if picture.over and picture.over[i][j]:
+                cut = min(wide, tall) / 3
+                corner = f"M{number(x + wide - cut)} {number(y)}L{number(x + wide)} {number(y + cut)}"
+                parts.append(element("path", d=corner, class_="end"))
             if written:
                 words = picture.texts[i][j]
                 parts.append(text(x + wide / 2, y + tall / 2 + 6, words, anchor="middle",

@@ -90,10 +90,19 @@ class BlockPool:
             table.tokens += 1
 
     def name(self, table: Table, index: int, key: Hashable) -> bool:
-        """Give a full block a key under which it can be found; False: the key is taken or the block has one."""
+        """Give a full block a key under which it can be found; False: somebody's block has the key, or it has one.
+
+        A block with the key that nobody holds is handed out next instead.
+        """
         block = table.blocks[index]
-        if key in self.cached or block in self.keys or (index + 1) * self.size > table.tokens:
+        if block in self.keys or (index + 1) * self.size > table.tokens:
             return False
+        other = self.cached.get(key)
+        if other is not None:
+            if self.references[other]:
+                return False
+            del self.keys[other]
+            self.free.move_to_end(other, last=False)
         self.keys[block], self.cached[key] = key, block
         return True
 

@@ -151,6 +151,9 @@ class ContiguousMemory:
     def grow(self, step: int, steps: int, sequences: int) -> None:
         self.tokens += steps * sequences
 
+    def mean_growth(self, step: int, steps: int) -> tuple[float, float] | None:
+        return None
+
     def release(self, request: Request, tokens: int, *, keep: bool = True) -> None:
         """Give the runs of a request back."""
         assert request.place is not None  # it was admitted

@@ -2,7 +2,7 @@
 
 A sequence of t tokens takes ``ceil(t / block)`` blocks of every group that keeps all tokens, at most a window's
 blocks of a windowed group, and a fixed number for states. While a sequence decodes, its next block is due at a step
-that is known beforehand: `Ring` counts by residue how many sequences take a block in which step, so that many
+that is known beforehand: `Rings` count by residue how many sequences take a block in which step, so that many
 steps in which nothing else happens are one addition.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvplan.simulate.allocators.prefix import PrefixCache
-from kvplan.simulate.allocators.shape import Ring, Shape, Window
+from kvplan.simulate.allocators.prefix import Mark, PrefixCache
+from kvplan.simulate.allocators.rings import Rings
 
 if TYPE_CHECKING:
+    from kvplan.simulate.allocators.shape import Shape
     from kvplan.simulate.request import Request
 
 
@@ -40,10 +41,11 @@ class PagedMemory:
         """Distinct tokens that live sequences keep."""
         self.other = 0
         """Blocks of windows and states."""
-        self.rings = [Ring(size) for size in shape.whole]
-        self.window_rings = [Ring(w.block) for w in shape.windows]
+        self.rings = Rings(shape)
         self.span_blocks = shape.span_blocks if shape.span else 0
-        self.cache = PrefixCache(self.span_blocks)
+        self.cache = PrefixCache(self.span_blocks, shape.reach)
+        self.wide = max((w.needed * w.block for w in shape.windows), default=0) // (shape.span or 1)
+        """Spans that the widest window goes back."""
         self.per_token = sum(1 / size for size in shape.whole)
 
     @property
@@ -78,8 +80,14 @@ class PagedMemory:
             found, idle = self._find(request)
         hit = found * span
         first = request.target if shape.reserve_prompt else min(request.target, hit + budget)
-        need = shape.wanted(first) - (found - idle) * self.span_blocks
+        need = shape.wanted(first, hit) - (found - idle) * self.span_blocks
         need += (request.samples - 1) * self._copies(request)
+        kept = shape.other_blocks(hit) - shape.fixed if hit else 0
+        mark = self.cache.mark(request.plan, found, make=False) if kept and shape.marked else None
+        shared = mark is not None and request.samples == 1 and mark.idle is None
+        if shared and mark is not None:
+            kept = 0 if mark.sharers else shape.mark_windows(hit)
+        need += kept
         if need > self.available:
             return None
         if found:
@@ -87,17 +95,58 @@ class PagedMemory:
             request.registered = found
             request.cursor = _cursor(request.plan, found)
             self.tokens += idle * span
-            if shape.marked:
-                request.marks.append(found)
-                self.free -= self.cache.mark(request.plan, found, 0)
-        self._get(shape.fixed)
-        self.other += shape.fixed
+            if shared and mark is not None:
+                mark.sharers += 1
+                request.stand, request.stands = hit, mark
+            elif shape.marked:
+                self._own(request, found)
+                for before in self.cache.before(request.plan, found, self.wide):
+                    if before.idle is not None:  # the window begins in what it keeps
+                        self._own(request, before.at)
+        self._get(shape.fixed + kept)
+        self.other += shape.fixed + kept
         request.computed = hit
-        if shape.windows and hit:
-            kept = shape.other_blocks(hit) - shape.fixed
-            self._get(kept)
-            self.other += kept
         return hit
+
+    def _own(self, request: Request, at: int) -> None:
+        """A request has what windows and states keep after `at` spans of it; it is left to others when it ends."""
+        mark = self.cache.mark(request.plan, at)
+        if mark is None or mark is request.stands or mark in request.marks:
+            return
+        mark.owners += 1
+        request.marks.append(mark)
+        self.free += self.cache.wake(mark)
+
+    def _step_off(self, request: Request) -> None:
+        """The windows of a request are behind the mark that it went on from; the last one leaves it to others."""
+        mark, request.stands = request.stands, None
+        if mark is None:
+            return
+        mark.sharers -= 1
+        if not mark.sharers:
+            blocks = self.shape.mark_windows(request.stand)
+            self.free += blocks
+            self.other -= blocks
+            self._leave(mark, request.plan)
+
+    def _leave(self, mark: Mark, plan: list[tuple[int, int]]) -> None:
+        """What a mark keeps is idle from now on, unless others have it; where there is no room for it, it is gone.
+
+        Blocks that a mark before it keeps too are idle there, and stay longer.
+        """
+        cache, shape = self.cache, self.shape
+        if mark.owners or mark.sharers or not cache.there(mark):
+            return
+        before = next(cache.before(plan, mark.at, self.wide), None) if shape.windows else None
+        blocks = shape.mark_blocks(mark.at * shape.span, before.at * shape.span if before else 0)
+        if blocks > self.available:
+            cache.drop(mark)
+            return
+        self._get(blocks)
+        if cache.there(mark):
+            cache.rest(mark, blocks)
+        else:
+            self.free += blocks
 
     def lookup(self, request: Request) -> int:
         """Tokens of a prompt that are cached and of use, without its last token."""
@@ -122,8 +171,8 @@ class PagedMemory:
     def extend(self, request: Request, end: int) -> bool:
         """Room for the prompt's tokens up to `end`; False: there is none, and nothing has changed."""
         shape, start = self.shape, request.computed
-        others = shape.other_blocks(end) - (shape.other_blocks(start) or shape.fixed)
-        more = shape.chunk_blocks(start, end)
+        others = shape.other_blocks(end, request.stand) - shape.other_blocks(start, request.stand)
+        more = shape.chunk_blocks(start, end, request.stand)
         whole = shape.whole_blocks(end) - shape.whole_blocks(start)
         last = end == request.target
         copies = (request.samples - 1) * self._copies(request) if last else 0
@@ -141,17 +190,9 @@ class PagedMemory:
         if shape.span:
             self._register(request, end // shape.span - start // shape.span)
             if last and shape.marked:
-                request.marks += [request.parting, (request.prompt - 1) // shape.span]
-                for at in request.marks:
-                    self.free -= self.cache.mark(request.plan, at, 0)
+                for at in (request.parting, (request.prompt - 1) // shape.span):
+                    self._own(request, at)
         return True
-
-    def _leave_marks(self, request: Request) -> None:
-        """What windows and states keep for others is idle from now on, where there is room for it."""
-        for at in dict.fromkeys(request.marks):
-            blocks = self.shape.mark_blocks(at * self.shape.span)
-            self.free -= self.cache.mark(request.plan, at, blocks if blocks <= self.free else None)
-        request.marks = []
 
     def settle(self, request: Request) -> None:
         """The step of a chunk is done: blocks behind the windows are free again."""
@@ -178,12 +219,16 @@ class PagedMemory:
             part = min(count, spans - at)
             holds = request.holds
             held = holds[-1][1] if holds and holds[-1][0] == key else 0
-            if part and held == at and self.cache.insert(key, at, part):
-                if held:
-                    holds[-1][1] = at + part
-                else:
-                    holds.append([key, part])
-                request.registered += part
+            if part and held == at:
+                done, own, replaced = self.cache.insert(key, at, part, twins=self.shape.marked)
+                if done:
+                    part = done
+                    if held:
+                        holds[-1][1] = at + done
+                    else:
+                        holds.append([key, done])
+                request.registered += own
+                self.free += replaced * self.span_blocks
             at, count = at + part, count - part
             if at == spans and index + 1 < len(plan):
                 index, at = index + 1, 0
@@ -200,7 +245,6 @@ class PagedMemory:
         self.tokens += tokens * request.samples
         request.forked = request.apart = request.samples > 1
         request.holds, request.registered, request.plan, request.cursor = [], 0, [], _UNKNOWN
-        request.marks = []
         return True
 
     def _get(self, count: int) -> None:
@@ -220,71 +264,51 @@ class PagedMemory:
         Returns:
             the step after which its windows are full, or 0: they are, or there are none.
         """
-        for ring in self.rings:
-            ring.change(step, length, request.samples)
-        last = 0
-        for ring, window in zip(self.window_rings, self.shape.windows, strict=True):
-            if -(-length // window.block) < window.most:
-                ring.change(step, length, request.samples)
-                last = max(last, step + (window.most - 1) * window.block + 1 - length)
+        last = self.rings.join(request, step, length)
+        if not last:
+            self._step_off(request)
         return last
 
     def leave(self, request: Request, step: int) -> None:
         """The request no longer decodes; `step` is the last step that was done."""
-        base, length = request.base_step, request.base_length
-        for ring in self.rings:
-            ring.change(base, length, -request.samples)
-        for ring, window in zip(self.window_rings, self.shape.windows, strict=True):
-            if -(-length // window.block) < window.most and not _full(request, window, step):
-                ring.change(base, length, -request.samples)
+        self.rings.leave(request, step)
 
     def fill(self, request: Request, step: int) -> int:
-        """Windows that are full after `step` leave their rings.
+        """Windows that are full after `step` take no more.
 
         Returns:
             the next step at which that happens, or 0.
         """
-        later = 0
-        base, length = request.base_step, request.base_length
-        for ring, window in zip(self.window_rings, self.shape.windows, strict=True):
-            at = base + (window.most - 1) * window.block + 1 - length
-            if -(-length // window.block) < window.most:
-                if at == step:
-                    ring.change(base, length, -request.samples)
-                elif at > step and (not later or at < later):
-                    later = at
+        later = self.rings.fill(request, step)
+        if not later:
+            self._step_off(request)
         return later
 
-    def growth(self, step: int, steps: int) -> int:
-        """Blocks that decoding sequences take in the `steps` steps after `step`."""
-        return sum(ring.taken(step, steps) for ring in self.rings) + self._window_growth(step, steps)
-
-    def _window_growth(self, step: int, steps: int) -> int:
-        return sum(ring.taken(step, steps) for ring in self.window_rings) if self.window_rings else 0
+    def mean_growth(self, step: int, steps: int) -> tuple[float, float] | None:
+        """How many blocks more than before the `steps` steps after `step` hold on average; of windows, than midway."""
+        whole, windows = self.rings.held(step, steps)
+        return (whole + windows) / steps, windows / steps - self.rings.taken(step, steps)[1] / 2
 
     def steps(self, step: int, most: int) -> int:
         """How many steps after `step`, up to `most`, find blocks for every sequence."""
         room = self.available
-        if room >= self._at_most(most) or self.growth(step, most) <= room:
+        growth = self.rings.growth
+        if room >= self.rings.at_most(most) or growth(step, most) <= room:
             return most
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            if self.growth(step, middle) <= room:
+            if growth(step, middle) <= room:
                 low = middle
             else:
                 high = middle
         return low
 
-    def _at_most(self, steps: int) -> int:
-        """Blocks that no `steps` steps exceed, whatever the residues."""
-        return sum((steps // r.size + 1) * r.members for r in (*self.rings, *self.window_rings))
-
     def grow(self, step: int, steps: int, sequences: int) -> None:
         """`sequences` sequences grow by a token in each of `steps` steps; there is room (`steps`)."""
-        windows = self._window_growth(step, steps)
+        whole, windows = self.rings.taken(step, steps)
         self.other += windows
-        self._get(sum(ring.taken(step, steps) for ring in self.rings) + windows)
+        self._get(whole + windows)
         self.tokens += steps * sequences
 
     def release(self, request: Request, tokens: int, *, keep: bool = True) -> None:
@@ -295,7 +319,9 @@ class PagedMemory:
         """
         shape = self.shape
         self.settle(request)
-        others = shape.other_blocks(tokens) if tokens else shape.fixed
+        self._step_off(request)
+        others = shape.other_blocks(tokens, request.stand)
+        request.stand = 0
         blocks, distinct = others + shape.whole_blocks(tokens), tokens
         if request.forked:
             more = request.samples - 1
@@ -312,11 +338,13 @@ class PagedMemory:
         if keep:
             self._register_output(request, tokens)
         held = request.registered
-        idle = self.cache.release(reversed(request.holds)) if held else 0
+        idle = self.cache.release(reversed(request.holds)) if request.holds else 0
         self.tokens += (held - idle) * shape.span
         self.free += blocks - held * self.span_blocks
-        if request.marks:
-            self._leave_marks(request)
+        for mark in sorted(request.marks, key=lambda mark: -mark.at):  # the deepest leaves first
+            mark.owners -= 1
+            self._leave(mark, request.plan)
+        request.marks = []
         request.holds, request.registered, request.plan = [], 0, []
 
     def _register_output(self, request: Request, tokens: int) -> None:
@@ -345,11 +373,6 @@ class PagedMemory:
     def evicted_blocks(self) -> int:
         """Blocks of shared prefixes that had to make room."""
         return self.cache.evicted_blocks
-
-
-def _full(request: Request, window: Window, step: int) -> bool:
-    """Whether a decoding request's window was full after `step`."""
-    return request.base_length + step - request.base_step >= (window.most - 1) * window.block + 1
 
 
 def _plan(request: Request, span: int) -> None:

@@ -11,30 +11,52 @@ Sizes are in *spans*: the tokens of which shared prefixes are multiples, one blo
 Windows and states keep what they need to go on only where a request is likely to: where a prompt ended, and where one
 was seen to leave the others. Such a place is a *mark* in a segment. Its blocks are the request's while it runs and
 idle afterwards, and when one of them leaves, the mark is gone (``reachable_block_mask`` of the same file, with the
-default ``prefix_cache_retention_interval`` of 0).
+default ``prefix_cache_retention_interval`` of 0). Where windows keep all blocks before a mark, one can go on from any
+place before it (``SlidingWindowManager.find_longest_cache_hit``: blocks from the beginning are a hit, however few).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class Idle:
-    """Spans of one segment that became idle together; or, with a depth, the blocks of the mark there."""
+    """Spans of one segment that became idle together; or the blocks of a mark in it."""
 
-    __slots__ = ("count", "depth", "node")
+    __slots__ = ("count", "mark", "node")
 
-    def __init__(self, node: Node, count: int, depth: int = 0) -> None:
+    def __init__(self, node: Node, count: int, mark: Mark | None = None) -> None:
         self.node = node
         self.count = count
+        self.mark = mark
+
+
+class Mark:
+    """A place in a segment from which windows and states can go on."""
+
+    __slots__ = ("at", "depth", "idle", "node", "owners", "path", "sharers")
+
+    def __init__(self, node: Node, depth: int, at: int) -> None:
+        self.node = node
         self.depth = depth
+        """Spans of the segment before it."""
+        self.at = at
+        """Spans of the prompt before it."""
+        self.idle: Idle | None = None
+        """Its blocks, where nobody has them."""
+        self.owners = 0
+        """Live requests that count its blocks among their own."""
+        self.sharers = 0
+        """Live requests that read one more copy of its blocks, which counts once."""
+        self.path: list[tuple[Node, int]] = []
+        """(segment, spans of it) from the prompt's beginning, where every block up to here is kept."""
 
 
 class Node:
     """What is there of one segment."""
 
-    __slots__ = ("held", "holders", "idle", "key", "marks", "present")
+    __slots__ = ("covers", "held", "holders", "idle", "key", "marks", "present")
 
     def __init__(self, key: int) -> None:
         self.key = key
@@ -46,8 +68,10 @@ class Node:
         """spans -> how many requests hold just so many."""
         self.idle: list[Idle] = []
         """What nobody holds, from the end (idle longest) to the beginning."""
-        self.marks: dict[int, Idle | None] = {}
-        """depth of a mark -> its idle blocks; None: a request has them."""
+        self.marks: dict[int, Mark] = {}
+        """By depth."""
+        self.covers: dict[int, int] = {}
+        """spans -> how many marks, here or further on, keep all of windows from the prompt's beginning up to there."""
 
 
 class PrefixCache:
@@ -55,10 +79,12 @@ class PrefixCache:
 
     Args:
         span_blocks: blocks of one span, of the groups that keep all tokens.
+        reach: spans from a prompt's beginning that windows keep wholly before a mark.
     """
 
-    def __init__(self, span_blocks: int) -> None:
+    def __init__(self, span_blocks: int, reach: int = 0) -> None:
         self.span_blocks = span_blocks
+        self.reach = reach
         self.nodes: dict[int, Node] = {}
         self.queue: OrderedDict[Idle, None] = OrderedDict()
         """Idle runs, the longest idle first."""
@@ -95,53 +121,89 @@ class PrefixCache:
         return found, idle
 
     def marked(self, plan: Iterable[tuple[int, int]], found: int) -> int:
-        """The deepest mark among the first `found` spans of a prompt, which are there; 0: none."""
+        """How many of the first `found` spans of a prompt, which are there, windows and states can go on from."""
         best = before = 0
         for key, count in plan:
             take = min(count, found - before)
-            marks = self.nodes[key].marks if take else ()
-            depth = max((m for m in marks if m <= take), default=0)
+            if not take:
+                break
+            node = self.nodes[key]
+            depth = max((m for m in node.marks if m <= take), default=0)
+            if node.covers:
+                depth = max(depth, min(take, max(node.covers)))
             best = before + depth if depth else best
             before += count
             if before >= found:
                 break
         return best
 
-    def mark(self, plan: Iterable[tuple[int, int]], at: int, idle: int | None) -> int:
-        """Mark a prompt after its first `at` spans.
-
-        Args:
-            idle: blocks of the mark that nobody holds from now on; 0: a request has them; None: there are none.
-
-        Returns:
-            how many more blocks are idle than before.
-        """
-        node = None
+    def mark(self, plan: Iterable[tuple[int, int]], at: int, *, make: bool = True) -> Mark | None:
+        """The mark after a prompt's first `at` spans, made where there is none; None: there is none, nor they."""
+        path: list[tuple[Node, int]] = []
+        left = at
         for key, count in plan:
-            if at <= count:
-                node = self.nodes.get(key)
+            node = self.nodes.get(key)
+            if node is None or not left:
+                return None
+            path.append((node, min(left, count)))
+            if left <= count:
                 break
-            at -= count
-        if node is None or not 0 < at <= node.present:
-            return 0
-        before = self._unmark(node, at)
-        if idle is None:
-            return -before
-        node.marks[at] = None
-        if idle:
-            run = node.marks[at] = Idle(node, idle, at)
-            self.queue[run] = None
-            self.idle_marks += idle
-        return idle - before
+            left -= count
+        if not path or not 0 < left <= path[-1][0].present:
+            return None
+        node = path[-1][0]
+        mark = node.marks.get(left)
+        if mark is None and make:
+            mark = node.marks[left] = Mark(node, left, at)
+            if at <= self.reach:
+                mark.path = path
+                for each, depth in path:
+                    each.covers[depth] = each.covers.get(depth, 0) + 1
+        return mark
 
-    def _unmark(self, node: Node, depth: int) -> int:
-        """Drop a mark; returns its idle blocks."""
-        run = node.marks.pop(depth, None)
+    def before(self, plan: list[tuple[int, int]], at: int, most: int) -> Iterator[Mark]:
+        """Marks of a prompt before its first `at` spans, the deepest first, fewer than `most` spans away."""
+        end = sum(count for _, count in plan)
+        for key, count in reversed(plan):
+            first, end = end - count, end - count
+            if first >= at:
+                continue
+            node = self.nodes.get(key)
+            inside = [] if node is None or not node.marks else sorted(node.marks.items(), reverse=True)
+            for depth, mark in inside:
+                if depth <= count and at - most < first + depth < at:
+                    yield mark
+            if first <= at - most:
+                return
+
+    def wake(self, mark: Mark) -> int:
+        """A mark's blocks, where idle, are somebody's from now on; returns them."""
+        run, mark.idle = mark.idle, None
         if run is None:
             return 0
         del self.queue[run]
         self.idle_marks -= run.count
         return run.count
+
+    def rest(self, mark: Mark, blocks: int) -> None:
+        """Nobody has a mark's `blocks` from now on."""
+        run = mark.idle = Idle(mark.node, blocks, mark)
+        self.queue[run] = None
+        self.idle_marks += blocks
+
+    def there(self, mark: Mark) -> bool:
+        """Whether a mark has not left the cache."""
+        return mark.node.marks.get(mark.depth) is mark
+
+    def drop(self, mark: Mark) -> int:
+        """A mark is gone; returns its idle blocks."""
+        del mark.node.marks[mark.depth]
+        for node, depth in mark.path:
+            if node.covers[depth] > 1:
+                node.covers[depth] -= 1
+            else:
+                del node.covers[depth]
+        return self.wake(mark)
 
     def take(self, plan: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
         """Hold the first `count` spans of a prompt, which are there.
@@ -177,25 +239,38 @@ class PrefixCache:
                 node.idle.pop()
                 del self.queue[run]
 
-    def insert(self, key: int, at: int, count: int) -> bool:
-        """Add `count` new spans behind the first `at` of a segment, all of which the caller holds; he holds these too.
+    def insert(self, key: int, at: int, count: int, *, twins: bool = False) -> tuple[int, int, int]:
+        """Hold up to `count` spans behind the first `at` of a segment, all of which the caller holds.
+
+        Args:
+            twins: he may hold spans that others hold too; his own blocks of these are kept apart.
 
         Returns:
-            False: somebody has put spans there already; the caller keeps his own apart.
+            (spans that he holds now, how many of them are his own blocks, how many of these took the place of idle
+            ones, which are free now); (0, 0, 0): others hold them.
         """
         node = self.nodes.get(key)
         if node is None:
             if at:
-                return False
+                return 0, 0, 0
             node = self.nodes[key] = Node(key)
-        if node.present != at:
-            return False
+        if node.present < at:
+            return 0, 0, 0
+        if node.present > at:
+            if node.held > at and not twins:
+                return 0, 0, 0
+            count = min(count, node.present - at)
+            before = self.held_spans
+            self._hold(node, at + count)
+            own = replaced = self.held_spans - before
+        else:
+            node.holders[at + count] = node.holders.get(at + count, 0) + 1
+            node.present = node.held = at + count
+            self.held_spans += count
+            own, replaced = count, 0
         if at:
             self._forget(node, at)
-        node.holders[at + count] = node.holders.get(at + count, 0) + 1
-        node.present = node.held = at + count
-        self.held_spans += count
-        return True
+        return count, own, replaced
 
     @staticmethod
     def _forget(node: Node, depth: int) -> None:
@@ -240,16 +315,16 @@ class PrefixCache:
         while freed < blocks:
             run = next(iter(self.queue))
             node = run.node
-            if run.depth:
-                freed += self._unmark(node, run.depth)
+            if run.mark is not None:
+                freed += self.drop(run.mark)
                 continue
             part = min(run.count, -(-(blocks - freed) // self.span_blocks))
             run.count -= part
             node.present -= part
             self.idle_spans -= part
             freed += part * self.span_blocks
-            for depth in [d for d in node.marks if d > node.present]:
-                freed += self._unmark(node, depth)
+            for mark in [m for m in node.marks.values() if m.depth > node.present]:
+                freed += self.drop(mark)
             if not run.count:
                 del self.queue[run]
                 node.idle.remove(run)

@@ -1,4 +1,4 @@
-"""What a sequence takes of a pool of blocks, and when it takes the next one."""
+"""What a sequence takes of a pool of blocks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ class Window(NamedTuple):
     """Blocks that a decoding sequence holds at most: the window may begin and end inside a block."""
     reserve: int
     """Blocks that a long prompt holds at most while it is computed: the engine wants them free before it admits it."""
+
+    @property
+    def needed(self) -> int:
+        """Blocks before the next token that it attends to."""
+        return -(-(self.tokens - 1) // self.block)
 
 
 class Shape(NamedTuple):
@@ -45,61 +50,55 @@ class Shape(NamedTuple):
             return -(-tokens // self.whole[0])
         return sum(-(-tokens // size) for size in self.whole)
 
-    def other_blocks(self, tokens: int) -> int:
-        """Blocks of windows and states."""
-        if not tokens:
-            return 0
+    def other_blocks(self, tokens: int, stand: int = 0) -> int:
+        """Blocks of windows and states of a live sequence.
+
+        Args:
+            stand: tokens, a whole number of spans, up to which its windows read the blocks of a mark.
+        """
         if not self.windows:
             return self.fixed
-        return self.fixed + sum(min(-(-tokens // w.block), w.most) for w in self.windows)
+        return self.fixed + sum(min(-(-(tokens - stand) // w.block), w.most) for w in self.windows)
 
     def blocks(self, tokens: int) -> int:
         """Blocks of a decoding sequence of `tokens` tokens."""
         return self.whole_blocks(tokens) + self.other_blocks(tokens)
 
-    def mark_blocks(self, tokens: int) -> int:
-        """Blocks that windows and states keep to go on after `tokens` tokens of a prompt."""
-        return self.mark_fixed + sum(min(tokens // w.block, -(-(w.tokens - 1) // w.block)) for w in self.windows)
+    def mark_blocks(self, tokens: int, before: int = 0) -> int:
+        """Blocks that windows and states keep to go on after `tokens` tokens of a prompt.
 
-    def chunk_blocks(self, start: int, end: int) -> int:
+        Args:
+            before: tokens, up to which another mark keeps them.
+        """
+        return self.mark_fixed + self.mark_windows(tokens, before)
+
+    def mark_windows(self, tokens: int, before: int = 0) -> int:
+        """Those of `mark_blocks` that windows keep."""
+        return sum(min((tokens - before) // w.block, w.needed) for w in self.windows)
+
+    @property
+    def reach(self) -> int:
+        """Spans from a prompt's beginning up to which windows keep all of it; 0: states keep single places only."""
+        if not self.marked or self.mark_fixed or not self.windows:
+            return 0
+        return min(w.needed * w.block for w in self.windows) // self.span
+
+    def chunk_blocks(self, start: int, end: int, stand: int = 0) -> int:
         """Blocks of windows that a chunk from `start` to `end` holds above those it keeps afterwards."""
         more = 0
         for w in self.windows:
-            during = -(-end // w.block) - max(0, start - w.tokens + 1) // w.block
-            more += max(0, min(during, w.reserve) - min(-(-end // w.block), w.most))
+            during = -(-end // w.block) - max(stand, start - w.tokens + 1) // w.block
+            more += max(0, min(during, w.reserve) - min(-(-(end - stand) // w.block), w.most))
         return more
 
-    def wanted(self, tokens: int) -> int:
-        """Blocks that must be free before a prompt of `tokens` tokens is admitted, nothing shared."""
-        kept = sum(min(-(-tokens // w.block), w.reserve) for w in self.windows)
+    def wanted(self, tokens: int, hit: int = 0) -> int:
+        """Blocks that must be free before a prompt of `tokens` tokens is admitted.
+
+        Args:
+            hit: tokens that its windows find in the cache; what these keep of them is counted by the caller.
+        """
+        kept = sum(max(0, min(-(-tokens // w.block), w.reserve) - hit // w.block) for w in self.windows)
         return self.whole_blocks(tokens) + kept + self.fixed
-
-
-class Ring:
-    """How many sequences take a block of `size` tokens at which step, by the step's residue."""
-
-    __slots__ = ("at", "members", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.at = [0] * size
-        self.members = 0
-
-    def change(self, step: int, length: int, count: int) -> None:
-        """`count` sequences more (or fewer) that have `length` tokens after `step`."""
-        self.at[(step + 1 - length) % self.size] += count
-        self.members += count
-
-    def taken(self, step: int, steps: int) -> int:
-        """Blocks that are due in the `steps` steps after `step`."""
-        rounds, rest = divmod(steps, self.size)
-        at, size = self.at, self.size
-        first = (step + 1) % size
-        if rest == 1:
-            return rounds * self.members + at[first]
-        last = first + rest
-        part = sum(at[first:last]) if last <= size else sum(at[first:]) + sum(at[: last - size])
-        return rounds * self.members + part
 
 
 def spans_of(

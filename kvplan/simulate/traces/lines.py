@@ -40,8 +40,8 @@ class Source:
         """
         if os.path.exists(self.path) and not os.path.isfile(self.path) and not os.path.isdir(self.path):
             raise InputError(
-                f"{self.shown} is no file but a pipe or a device, and a trace is read more than once", where="--trace",
-                hint="save it to a file first, gzip too",
+                f"{self.shown} is no file but a pipe or a device, and a trace is read more than once",
+                where="the trace", hint="save it to a file first, gzip too",
             )  # fmt: skip
         try:
             with open(self.path, "rb") as probe:
@@ -54,8 +54,9 @@ class Source:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise InputError(
-                f"cannot read {self.shown}: {reason}", where="--trace", hint="give a trace: JSON lines or CSV, gzip too"
-            ) from None
+                f"cannot read {self.shown}: {reason}", where="the trace",
+                hint="give a file: JSON lines or CSV, gzip too",
+            ) from None  # fmt: skip
 
     def head(self) -> str:
         """The beginning of the text."""

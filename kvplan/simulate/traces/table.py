@@ -101,6 +101,11 @@ def columns(header: list[str], given: Mapping[str, str], where: str) -> dict[str
                 f"no column of {what} tokens (there are {shown})", where=where,
                 hint=f"name it: --columns {what}=NAME",
             )  # fmt: skip
+    if "prefix" in found and "prefix_tokens" not in found:
+        raise InputError(
+            f"how long is a prefix? column {printable(header[found['prefix']].strip(), 30)!r} names one, and none has "
+            "its tokens", where=where, hint="add a column prefix_tokens, or --columns prefix_tokens=NAME",
+        )  # fmt: skip
     return found
 
 
@@ -116,7 +121,7 @@ def _add(made: Builder, row: list[str], at: Mapping[str, int], width: int, prefi
     if not name:
         made.add(arrival, prompt, output, samples=samples)
         return
-    shared = length(row[at["prefix_tokens"]], "prefix tokens") if "prefix_tokens" in at else prompt
+    shared = length(row[at["prefix_tokens"]], "prefix tokens")
     if shared > prompt:
         raise ValueError(f"prefix of {shared} tokens in a prompt of {prompt}")
     key = prefixes.setdefault(name, len(prefixes) + 1)

@@ -2,12 +2,13 @@
 
 Source: vLLM 0.33.0 ``vllm/benchmarks/serve.py``: ``input_lens``, ``output_lens`` (0: the request failed) and, in
 releases that have it, ``start_times`` in seconds. Without start times the requests are taken to arrive evenly, at
-the run's ``request_rate`` where that is finite.
+the run's ``request_rate`` where that is finite. ``--append-result`` puts one object behind the other: the last counts.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import InputError
@@ -27,7 +28,7 @@ def read(source: Source, reading: Reading) -> Trace:
     """
     with source.open() as text:
         try:
-            data = json.load(text)
+            data, runs = _last(text.read())
         except (ValueError, RecursionError):
             raise InputError("is not JSON", where=source.shown, hint="give a file of --save-result") from None
     inputs, outputs = (data.get(name) if isinstance(data, dict) else None for name in ("input_lens", "output_lens"))
@@ -46,7 +47,25 @@ def read(source: Source, reading: Reading) -> Trace:
             made.add(arrival, length(prompt, "input length"), length(output, "output length"))
         except ValueError as error:
             made.refuse(f"request {i + 1}", str(error))
-    return made.build(source.path, "vllm-bench", timed=timed or rate is not None)
+    found = made.build(source.path, "vllm-bench", timed=timed or rate is not None)
+    if runs == 1:
+        return found
+    return replace(found, notes=(*found.notes, f"of {runs:,} results in the file (--append-result) the last is taken"))
+
+
+def _last(text: str) -> tuple[Any, int]:
+    """(the last of the JSON values that follow each other, how many there are).
+
+    Raises:
+        ValueError: there is none, or something else.
+    """
+    decoder, at, count, found = json.JSONDecoder(), 0, 0, None
+    text = text.strip()
+    while at < len(text) or not count:
+        found, at = decoder.raw_decode(text, at)
+        count += 1
+        at += len(text) - at - len(text[at:].lstrip())
+    return found, count
 
 
 def _rate(found: Any) -> float | None:

@@ -14,8 +14,11 @@ from kvplan.spec.stored import BUFFERS, COPIES, OTHER
 _TOWER = re.compile(
     r"(^|\.)(vision\w*|visual|vit|vpm|apm|audio\w*|speech\w*|sam_model|image_\w+|multi_modal_projector|mm_projector"
     r"|multimodal_projector|mlp1|merger|patch_merge_mlp|resampler|connector|aligner|projector|embed_vision|embed_audio"
-    r"|embed_tokens_extend|talker|token2wav|tts|vae|conv_stem\w*|siglip|vl_connector|vit_\w+)(\.|$)"
+    r"|embed_tokens_extend|tts|vae|conv_stem\w*|siglip|vl_connector|vit_\w+)(\.|$)"
 )
+_LEFT_OUT = re.compile(r"(^|\.)(talker|token2wav|code2wav|lora_[AB])(\.|$)")
+"""What servers of the text leave in the files: the parts of Qwen's Omni models that speak, adapters kept beside the
+weights (Phi-4-multimodal). Source: vLLM 0.33.0 ``model_executor/models/{qwen2_5_omni_thinker,phi4mm}.py``."""
 _DRAFT = re.compile(r"(^|\.)(mtp\w*|nextn\w*|multi_token_\w+|eagle\w*|draft\w*)(\.|$)")
 _BUFFER = re.compile(
     r"rotary\w*\.(inv_freq|cos\w*|sin\w*)$|(^|\.)(inv_freq|position_ids|causal_mask|freqs_cis)$|rope\.freqs$"
@@ -88,6 +91,8 @@ class Namer:
         """The role of `name`, which stands in a layer under `outside` (empty: in none)."""
         name = name.replace("norm_attn_norm.", "")  # DBRX keeps a whole half layer under that word
         whole = f"{outside}.{name}"
+        if _LEFT_OUT.search(whole):
+            return BUFFERS
         if _TOWER.search(whole) or (self.encoder and re.search(r"(^|\.)encoder(\.|$)", whole)):
             return "tower"
         if _BUFFER.search(name):

@@ -387,6 +387,7 @@ _GROUPS = (
     ("num_key_value_heads", "num_attention_groups", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
     ("head_dim", "attention_head_dim", "kv_channels", "hidden_size_per_head"),
     ("n_groups", "mamba_n_groups"),
+    ("sliding_window", "sliding_window_size"),
 )
 SPELLINGS = {name: group for group in _GROUPS for name in group}
 """key -> every way to write it: a file that says it in one way leaves nothing to the class."""

@@ -48,9 +48,19 @@ def per_layer_int(cfg: Config, layer: int, *keys: str) -> int | None:
     return found
 
 
+MAX_EXPERTS = 2**20
+
+
 def expert_count(cfg: Config, layer: int = 0) -> int:
-    """Routed experts of a layer; 0: the model has none."""
-    return per_layer_int(cfg, layer, *EXPERTS) or 0
+    """Routed experts of a layer; 0: the model has none.
+
+    Raises:
+        SpecError: more than any model has.
+    """
+    count = per_layer_int(cfg, layer, *EXPERTS) or 0
+    if count > MAX_EXPERTS:
+        raise cfg.error(f"{count:,} experts", hint=f"a layer has at most {MAX_EXPERTS:,}")
+    return count
 
 
 def is_moe_layer(cfg: Config, layer: int) -> bool:

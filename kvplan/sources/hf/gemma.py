@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.sources.hf.attention import hidden_size, kv_heads, softmax_attention
-from kvplan.sources.hf.ffn import dense_ffn, moe_ffn
+from kvplan.sources.hf.ffn import dense_ffn, expert_count, moe_ffn
 from kvplan.sources.hf.keys import Config, Layers
 from kvplan.sources.hf.layout import Layer, layer_count, layer_overrides, layer_windows, stack
 from kvplan.sources.hf.plain import plain
@@ -83,7 +83,7 @@ def gemma4(cfg: Config) -> Layers:
     if narrow:
         extra = (ExtraTensor(name="per_layer_gate_projection", shape=(narrow, width), count=2),)
     if mixture:
-        experts = cfg.need_int("num_experts")
+        experts = expert_count(cfg) or cfg.need_int("num_experts")
         extra += (ExtraTensor(name="router_scales", shape=(experts + width,), role="norm"),)
 
     def ffn(i: int, shared: bool) -> tuple[Any, ...]:

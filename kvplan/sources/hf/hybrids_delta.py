@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from kvplan.cache.delta import GatedDeltaNet, KimiDeltaAttention
 from kvplan.cache.lightning import LightningAttention
-from kvplan.errors import printable
 from kvplan.sources.hf.attention import (
     checked,
     head_dim,
@@ -37,6 +36,7 @@ from kvplan.sources.hf.hybrids_common import (
     two_kinds,
 )
 from kvplan.sources.hf.keys import Config, Layers
+from kvplan.sources.hf.layout import indexer_layers
 from kvplan.spec.ffn import MoeFfn
 from kvplan.spec.kind import CacheKind
 from kvplan.spec.model import Block, ExtraTensor
@@ -176,7 +176,7 @@ def glm_next(cfg: Config) -> Layers:
     kda = _kda(cfg, attention)
     refuse_unread(attention, "linear_attn_config")
     _check_mlp_kinds(cfg, count)
-    indexers = indexer_kinds(cfg, count)
+    indexers = indexer_layers(cfg, count)
     streams = _hyper_connections(cfg)
     stack = Stack()
     for layer, kind in enumerate(kinds):
@@ -184,7 +184,7 @@ def glm_next(cfg: Config) -> Layers:
         if kind == LINEAR:
             stack.add("kda" + suffix(ffns), plain_block(kda, ffns, streams))
             continue
-        own = indexers[layer] == "full"
+        own = indexers[layer]
         tensors = streams + _latent_bias(cfg) + (_index_pool(cfg) if own else ())
         base = "mla" if own else "mla_shared_index"
         mixer = latent_attention(cfg, indexer=own, index_pool=_pooled_keys(cfg) if own else None)
@@ -200,23 +200,6 @@ def _check_mlp_kinds(cfg: Config, count: int) -> None:
     rule = None if first is None else ["dense" if i < first else "moe" for i in range(count)]
     if cfg.get("moe_layer_freq") in (None, 1):
         agree(cfg, ("mlp_layer_types", listed), ("first_k_dense_replace", rule))
-
-
-def indexer_kinds(cfg: Config, count: int) -> list[str]:
-    """Which layers run their own indexer (``full``) and which reuse the one before (``shared``)."""
-    kinds = layer_kinds(cfg, count, {"full": "full", "shared": "shared"}, "indexer_types")
-    if kinds is not None:
-        return kinds
-    pattern = cfg.get("index_topk_pattern")
-    if pattern is not None:
-        if not isinstance(pattern, str | list):
-            raise cfg.error(f"index_topk_pattern should be a string of F and S, not {printable(repr(pattern), 60)}")
-        cfg = Config({"index_topk_pattern": list(pattern)}, cfg.where)
-        codes = {"F": "full", "S": "shared", "full": "full", "shared": "shared"}
-        return layer_kinds(cfg, count, codes, "index_topk_pattern") or []
-    step, offset = max(cfg.maybe_int("index_topk_freq") or 1, 1), cfg.maybe_int("index_skip_topk_offset")
-    offset = 2 if offset is None else offset
-    return ["full" if max(i - offset + 1, 0) % step == 0 else "shared" for i in range(count)]
 
 
 def _hyper_connections(cfg: Config) -> tuple[ExtraTensor, ...]:

@@ -53,13 +53,13 @@ def dt_rank(cfg: Config, *keys: str) -> int:
 
 def mamba1_model(cfg: Config) -> Layers:
     """Mamba 1 in every layer, no FFN (Mamba, Falcon-Mamba, whose inner norms carry no weights)."""
-    cfg.ignore((*WITHOUT_EFFECT, "intermediate_size"))
+    cfg.ignore(WITHOUT_EFFECT)
     mixer = checked(
         cfg,
         Mamba1,
         {},
         {
-            "inner_size": inner_size(cfg, "expand"),
+            "inner_size": _stated_inner(cfg) or inner_size(cfg, "expand"),
             "state_size": cfg.need_int("state_size", "d_state"),
             "conv_kernel": cfg.need_int("conv_kernel", "d_conv"),
             "dt_rank": dt_rank(cfg, "time_step_rank"),
@@ -73,10 +73,27 @@ def mamba1_model(cfg: Config) -> Layers:
     return stack.layers()
 
 
+def _stated_inner(cfg: Config) -> int | None:
+    """``intermediate_size``, which is the width of a Mamba layer where a file has it, whatever ``expand`` says.
+
+    Falcon-Mamba-7B has 16 x 4,096 beside 8,192. Source: vLLM 0.33.0 ``model_executor/models/mamba.py``.
+    """
+    cfg.ignore(("expand",))
+    return None if cfg.get("intermediate_size") is None else cfg.need_int("intermediate_size")
+
+
 def mamba2_model(cfg: Config) -> Layers:
-    """Mamba 2 in every layer, no FFN."""
-    cfg.ignore((*WITHOUT_EFFECT, "time_step_rank", "intermediate_size"))
-    sizes = mamba_heads(cfg, inner_size(cfg, "expand"), "num_heads", "head_dim")
+    """Mamba 2 in every layer, no FFN.
+
+    Source: vLLM 0.33.0 ``model_executor/models/mamba2.py``: ``intermediate_size`` sizes the weights and ``expand``
+    the state, so that a file with both must agree.
+    """
+    cfg.ignore((*WITHOUT_EFFECT, "time_step_rank"))
+    stated = _stated_inner(cfg)
+    inner = stated if stated and "expand" not in cfg else inner_size(cfg, "expand")
+    if stated not in (None, inner):
+        raise cfg.error(f"intermediate_size {stated:,} is not expand times the hidden size, {inner:,}")
+    sizes = mamba_heads(cfg, inner, "num_heads", "head_dim")
     mixer = _mamba2(cfg, "state_size", "n_groups", "conv_kernel", **sizes, **_nemotron_bias(cfg))
     stack = Stack()
     for _ in range(layer_count(cfg)):

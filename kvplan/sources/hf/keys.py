@@ -114,6 +114,21 @@ class Config:
         return sorted(k for k, v in self.data.items() if k not in self.used and v is not None)
 
 
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
+"""Where a file with encoders keeps its language model."""
+
+
+def levels(outer: Config) -> tuple[Config, ...]:
+    """From the whole file to the part that describes the language model: itself, or nested once or twice."""
+    found = [outer]
+    for _ in range(2):
+        inner = next((found[-1].data[k] for k in NESTED if isinstance(found[-1].data.get(k), dict)), None)
+        if inner is None:
+            break
+        found.append(Config(dict(inner), outer.where))
+    return tuple(found)
+
+
 @dataclass(kw_only=True)
 class Layers:
     """What a family reader returns: the layers of the text model, and the tensors around them."""

@@ -10,25 +10,14 @@ from kvplan.errors import printable
 from kvplan.sources.hf.attention import checked, hidden_size, latent_attention, query_heads
 from kvplan.sources.hf.ffn import dense_ffn, ffn_for_layer, is_moe_layer, moe_ffn
 from kvplan.sources.hf.keys import Config, Layers
-from kvplan.sources.hf.layout import Layer, layer_count, stack
+from kvplan.sources.hf.layout import Layer, indexer_layers, layer_count, stack
 from kvplan.sources.hf.plain import drafts
 from kvplan.spec.model import Block, ExtraTensor
 
 _INDEX_KEYS = (
     "index_topk_freq", "index_skip_topk_offset", "index_topk_pattern", "index_share_for_mtp_iteration",
-    "index_kpool", "index_kpool_compress",
+    "index_kpool", "index_kpool_compress", "indexer_rope_interleave",
 )  # fmt: skip
-
-
-def indexer_layers(cfg: Config, count: int) -> list[bool]:
-    """Which layers store index keys of their own: all, unless ``indexer_types`` says ``shared``."""
-    kinds = cfg.maybe_list("indexer_types")
-    cfg.ignore(_INDEX_KEYS)
-    if kinds is None:
-        return [True] * count
-    if len(kinds) < count or any(k not in ("full", "shared") for k in kinds):
-        raise cfg.error("indexer_types should say full or shared for every layer")
-    return [k == "full" for k in kinds[:count]]
 
 
 def latent(cfg: Config, **fields: Any) -> Layers:
@@ -40,6 +29,7 @@ def latent(cfg: Config, **fields: Any) -> Layers:
     count = layer_count(cfg)
     _refuse_shared_latents(cfg, count)
     cfg.ignore(("no_rope_layers",))
+    cfg.ignore(_INDEX_KEYS)
     own = indexer_layers(cfg, count)
     mixers = {has: latent_attention(cfg, indexer=has, **fields) for has in set(own)}
     layers = []

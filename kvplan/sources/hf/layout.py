@@ -95,7 +95,7 @@ def layer_windows(cfg: Config, rule: Callable[[int], bool] | None = None) -> lis
     patterned = cfg.get("sliding_window_pattern", "_sliding_window_pattern")
     limit = cfg.maybe_int("max_position_embeddings", "max_seq_len")
     if kinds is not None:
-        local = [_is_local(cfg, kind) for kind in _whole(cfg, kinds, count)]
+        local = [_is_local(cfg, kind) for kind in main_part(cfg, kinds, count)]
         if any(local) and size is None:
             raise cfg.error("layer_types has sliding layers and there is no sliding_window")
     elif size is None:
@@ -114,16 +114,51 @@ def layer_windows(cfg: Config, rule: Callable[[int], bool] | None = None) -> lis
     return [size if is_local else None for is_local in local]
 
 
-def _whole(cfg: Config, kinds: list[Any], count: int) -> list[Any]:
-    """The main model's part of a per-layer list (draft layers may follow)."""
-    if len(kinds) < count:
-        raise cfg.error(f"layer_types has {len(kinds)} entries for {count} layers")
+DRAFT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
+"""How files say their number of multi-token-prediction layers."""
+
+
+def main_part(cfg: Config, kinds: list[Any], count: int, key: str = "layer_types") -> list[Any]:
+    """The main model's part of the per-layer list `key`; entries of the draft layers that the file has may follow.
+
+    Raises:
+        SpecError: the list is shorter, or longer than layers and draft layers together.
+    """
+    drafted = max((cfg.maybe_int(k) or 0 for k in DRAFT_KEYS), default=0)
+    if not count <= len(kinds) <= count + max(drafted, 0):
+        also = f" and {drafted} draft layers" if drafted > 0 else ""
+        raise cfg.error(f"{key} has {len(kinds)} entries for {count} layers{also}")
     return kinds[:count]
+
+
+def indexer_layers(cfg: Config, count: int) -> list[bool]:
+    """Which layers store index keys of their own; the others take the choice of the layer before them.
+
+    ``indexer_types`` says so (``full`` or ``shared``), else the letters of ``index_topk_pattern`` (F or S), else one
+    layer in ``index_topk_freq`` after the first ``index_skip_topk_offset``. Sources: transformers 5.24.0
+    ``models/glm_moe_dsa/configuration_glm_moe_dsa.py``; vLLM 0.33.0 ``model_executor/models/deepseek_v2.py``.
+    """
+    key, kinds = "indexer_types", cfg.maybe_list("indexer_types")
+    pattern, every = cfg.get("index_topk_pattern"), cfg.maybe_int("index_topk_freq")
+    offset = cfg.maybe_int("index_skip_topk_offset")
+    if kinds is None and pattern is not None:
+        key = "index_topk_pattern"
+        if not isinstance(pattern, str | list):
+            raise cfg.error(f"{key} should be a string of F and S, not {printable(repr(pattern), 60)}")
+        kinds = list(pattern)
+    if kinds is None:
+        step, offset = max(1 if every is None else every, 1), 2 if offset is None else offset
+        return [max(i - offset + 1, 0) % step == 0 for i in range(count)]
+    codes = {"full": True, "shared": False} | ({"F": True, "S": False} if key != "indexer_types" else {})
+    odd = next((k for k in kinds if not isinstance(k, str) or k not in codes), None)
+    if odd is not None:
+        raise cfg.error(f"{key} has {printable(repr(odd), 40)}, which is neither full nor shared")
+    return [codes[k] for k in main_part(cfg, kinds, count, key)]
 
 
 def _is_local(cfg: Config, kind: Any) -> bool:
     if not isinstance(kind, str) or kind not in LAYER_KINDS:
-        raise cfg.error(f"layer_types has {kind!r}, which is not understood", hint=ASSUME_HINT)
+        raise cfg.error(f"layer_types has {kind!r}, which is not understood", hint=f"known: {', '.join(LAYER_KINDS)}")
     return LAYER_KINDS[kind] != "global"
 
 
@@ -134,7 +169,7 @@ def _from_pattern(cfg: Config, pattern: Any, count: int) -> list[bool]:
     """``6``: five local layers, then a full one; ``LLLG``: the same in letters (the last layer is full)."""
     if isinstance(pattern, str):
         if not pattern or set(pattern) - {"L", "G"}:
-            raise cfg.error(f"sliding_window_pattern {pattern[:20]!r} is not understood", hint=ASSUME_HINT)
+            raise cfg.error(f"sliding_window_pattern {pattern[:20]!r} is not understood", hint="a number, or L and G")
         return [pattern[i % len(pattern)] == "L" and i != count - 1 for i in range(count)]
     every = cfg.as_int(pattern, "sliding_window_pattern")
     if every <= 0:

@@ -52,6 +52,11 @@ _PLAIN: Families = (
 )  # fmt: skip
 _BLOCKS = ("mlp", "block_sparse_moe", "feed_forward", "mixer", "moe")
 _ROUTED: Families = tuple(family for b in _BLOCKS for e in (".0", "") for family in _gated(f"{b}.experts{e}"))
+_BESIDE: Families = tuple(
+    family for b in ("", *(f"{block}." for block in _BLOCKS if block != "mlp")) for e in (".0", "")
+    for family in _gated(f"{b}experts{e}")
+)  # fmt: skip
+"""Experts in a layer whose ``mlp`` is a dense FFN that runs beside them."""
 _SHARED: Families = tuple(
     family
     for b in _BLOCKS
@@ -104,10 +109,11 @@ def shape(found: Layers) -> Shape:
         if kinds:
             softmax = {"full", "sliding", "chunked", "shared", "cross"}
             roles["attention"] = _LATENT if "mla" in kinds else _SOFTMAX if kinds <= softmax else _RECURRENT
+        beside = {isinstance(ffn, MoeFfn) for ffn in block.ffns} == {True, False}
         for ffn in block.ffns:
             if isinstance(ffn, MoeFfn):
                 experts = max(experts, ffn.experts)
-                roles["routed_experts"] = _ROUTED
+                roles["routed_experts"] = _BESIDE if beside else _ROUTED
                 if ffn.shared_intermediate_size:
                     roles["shared_experts"] = _SHARED
             else:
@@ -152,6 +158,8 @@ def _test(entry: str) -> tuple[Callable[[str], bool] | None, bool, int]:
         fixed = not re.search(r"[0-9]", _ANY_NUMBER.sub("", re.sub(r"[a-z]_?[0-9]|[0-9][a-z]", "", text)))
         return (lambda name: pattern.match(name) is not None), fixed, _NAME ** max(1, repeats) // 6 + 1
     fixed = not re.search(r"\.[0-9]", entry)
+    if entry.endswith("*") and not set(start := entry.rstrip("*")) & set("*?["):
+        return (lambda name: name.startswith(start)), fixed, _NAME // 10
     if set(entry) & set("*?["):
         if len(entry) > 400 or entry.count("*") > 8:
             return None, True, 0

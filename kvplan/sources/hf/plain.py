@@ -13,7 +13,7 @@ from typing import Any
 from kvplan.sources.hf.attention import hidden_size, query_heads, softmax_attention
 from kvplan.sources.hf.ffn import dense_ffn, is_moe_layer, moe_ffn
 from kvplan.sources.hf.keys import Config, Layers
-from kvplan.sources.hf.layout import Layer, layer_count, layer_windows, stack
+from kvplan.sources.hf.layout import Layer, layer_count, layer_windows, stack, window_size
 from kvplan.spec.model import Block, ExtraTensor
 
 Flag = bool | str
@@ -264,6 +264,16 @@ def stablelm(cfg: Config) -> Layers:
     return read_plain(cfg, row)
 
 
+def phimoe(cfg: Config) -> Layers:
+    """Phi-3.5-MoE: every layer slides, unless the window is the context, as in the checkpoint.
+
+    Source: transformers 5.24.0 ``models/phimoe/modeling_phimoe.py`` (``PhimoeModel.forward``).
+    """
+    size, limit = window_size(cfg), cfg.maybe_int("max_position_embeddings")
+    shorter = size is not None and (limit is None or size < limit)
+    return read_plain(cfg, Traits(norms=4, final_norms=2, head_bias="lm_head_bias", slides=lambda i: shorter))
+
+
 def qwen2_moe(cfg: Config) -> Layers:
     """Qwen2-MoE: where windows are on, every other of the first ``max_window_layers`` layers slides."""
     first = cfg.maybe_int("max_window_layers") or 0
@@ -337,7 +347,7 @@ PLAIN: dict[str, Callable[[Config], Layers]] = {
     "glm4_moe": plain(output_bias=False, qk_norm="head", qk_norm_if="use_qk_norm"),
     **dict.fromkeys(("phi", "phi-msft"), phi),
     "phi3": plain(**_NONE),
-    "phimoe": plain(norms=4, final_norms=2, head_bias="lm_head_bias", slides=lambda i: False),  # window = context
+    "phimoe": phimoe,
     "falcon": falcon,
     **dict.fromkeys(("RefinedWeb", "RefinedWebModel"), falcon),
     "mpt": mpt,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvplan.sources.hf.attention import head_dim, hidden_size, kv_heads, query_heads, softmax_attention
-from kvplan.sources.hf.ffn import dense_ffn, moe_ffn
+from kvplan.sources.hf.ffn import dense_ffn, expert_count, moe_ffn
 from kvplan.sources.hf.keys import Config, Layers
 from kvplan.sources.hf.layout import MAX_LAYERS, Layer, layer_count, layer_windows, stack
 from kvplan.sources.hf.plain import PLAIN, Traits, plain, read_plain
@@ -70,7 +70,7 @@ def doge(cfg: Config) -> Layers:
     """Doge: a mask computed from V hides entries and drops none; experts of one vector each, where they are on."""
     width, heads, size = hidden_size(cfg), kv_heads(cfg), head_dim(cfg)
     cfg.ignore(("keep_window_size",))
-    mixture, experts = cfg.flag("is_moe"), cfg.maybe_int("num_experts") or 0
+    mixture, experts = cfg.flag("is_moe"), expert_count(cfg)
     cfg.ignore(("num_experts_per_tok",))
     if mixture and experts < 1:
         raise cfg.error(f"num_experts must be above 0, not {experts}")
@@ -95,7 +95,7 @@ def jetmoe(cfg: Config) -> Layers:
     arXiv 2404.07413, section 2.2.
     """
     width, heads, size = hidden_size(cfg), cfg.need_int("num_key_value_heads"), cfg.need_int("kv_channels", "head_dim")
-    chosen, experts = cfg.need_int("num_experts_per_tok"), cfg.need_int("num_local_experts")
+    chosen, experts = cfg.need_int("num_experts_per_tok"), expert_count(cfg) or cfg.need_int("num_local_experts")
     cfg.ignore(("num_attention_heads",))
     if chosen > experts:
         raise cfg.error(f"num_experts_per_tok ({chosen}) is above num_local_experts ({experts})")

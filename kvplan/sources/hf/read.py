@@ -11,7 +11,7 @@ from kvplan.sources.hf.attention import hidden_size
 from kvplan.sources.hf.class_defaults import SIZES, SPELLINGS
 from kvplan.sources.hf.cross import CROSS, IMAGE_TOKENS
 from kvplan.sources.hf.gemma import GEMMA
-from kvplan.sources.hf.keys import Config, Layers
+from kvplan.sources.hf.keys import Config, Layers, levels
 from kvplan.sources.hf.known import CLASS_DEFAULTS, TIED, WITHOUT_EFFECT
 from kvplan.sources.hf.latent import LATENT
 from kvplan.sources.hf.layout import ASSUME_HINT
@@ -19,7 +19,7 @@ from kvplan.sources.hf.plain import PLAIN
 from kvplan.sources.hf.plain_more import PLAIN_MORE
 from kvplan.sources.hf.plain_other import PLAIN_OTHER
 from kvplan.sources.hf.quantization import cfg_dtype, read_checkpoint, recurrent_dtype
-from kvplan.sources.hf.special import ARCHITECTURES, SPECIAL
+from kvplan.sources.hf.special import ARCHITECTURES, FAMILY_OF, SPECIAL
 from kvplan.sources.hf.towers import image_tokens, read_towers
 from kvplan.spec.kind import Tensor
 from kvplan.spec.model import ModelSpec
@@ -32,7 +32,6 @@ FAMILIES: dict[str, Reader] = {**PLAIN, **PLAIN_MORE, **PLAIN_OTHER, **LATENT, *
 ASSUMPTIONS = ("llama-like",)
 """What `read_config` may be told to take for granted."""
 
-_NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
 _CONTEXT = (
     "max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length",
     "max_target_positions", "n_ctx",
@@ -68,8 +67,9 @@ def read_config(
     if not isinstance(data, dict):
         raise SpecError("the file does not hold a JSON object", where=where, hint="a config.json starts with {")
     outer = Config(data, where)
-    cfg = text_part(outer)
-    kind = str(cfg.get("model_type") or outer.get("model_type") or "")
+    nested = levels(outer)
+    cfg = nested[-1]
+    kind = _family(outer, cfg)
     architecture = _architecture(outer, cfg)
     reader = _reader(cfg, kind, architecture, assume)
     _fill_in(cfg, kind)
@@ -79,7 +79,7 @@ def read_config(
         found = reader(cfg)
     except ValueError as exc:
         raise SpecError(str(exc), where=where, hint="the configuration contradicts itself") from None
-    spec = _assemble(cfg, outer, found, kind or "llama-like", architecture, name)
+    spec = _assemble(nested, found, kind or "llama-like", architecture, name)
     _check_sizes(spec, where)
     if used is not None:
         used.update({key: cfg.data[key] for key in sorted(cfg.read)})
@@ -105,13 +105,20 @@ def _check_sizes(spec: ModelSpec, where: str) -> None:
 
 def text_part(outer: Config) -> Config:
     """The level that describes the language model (itself, or nested once or twice)."""
-    cfg = outer
-    for _ in range(2):
-        inner = next((cfg.data[k] for k in _NESTED if isinstance(cfg.data.get(k), dict)), None)
-        if inner is None:
-            break
-        cfg = Config(dict(inner), outer.where)
-    return cfg
+    return levels(outer)[-1]
+
+
+def is_known(kind: str) -> bool:
+    """Whether there is a reader for a ``model_type``."""
+    return kind in FAMILIES or kind in _hybrids()
+
+
+def _family(outer: Config, cfg: Config) -> str:
+    """The ``model_type`` of the text part, else of the file; where nobody knows it, what the architecture tells."""
+    kind = str(cfg.get("model_type") or outer.get("model_type") or "")
+    if is_known(kind):
+        return kind
+    return FAMILY_OF.get(_architecture(cfg, outer), kind)
 
 
 def _architecture(outer: Config, cfg: Config) -> str:
@@ -150,33 +157,35 @@ def _fill_in(cfg: Config, kind: str) -> None:
             cfg.data = {**cfg.data, key: value}
 
 
-def _assemble(cfg: Config, outer: Config, found: Layers, kind: str, architecture: str, name: str | None) -> ModelSpec:
+def _assemble(nested: tuple[Config, ...], found: Layers, kind: str, architecture: str, name: str | None) -> ModelSpec:
+    outer, cfg = nested[0], nested[-1]
     width = hidden_size(cfg)
     called = printable(
         str(name or outer.get("_name_or_path", "name_or_path") or kind).rstrip("/").rsplit("/", 1)[-1], 100
     )
     limit, stated, rope = context(cfg)
     checkpoint, warnings = read_checkpoint(cfg, outer, found)
+    encoders = read_towers(nested, width)
     try:
         return ModelSpec(
             id=called.lower(), name=called, family=kind, architecture=architecture or kind, hidden_size=width,
             vocab_size=cfg.need_int("vocab_size", "padded_vocab_size"), blocks=found.blocks, layers=found.layers,
             max_position_embeddings=limit, stated_positions=stated, dtype=cfg_dtype(cfg, outer),
             recurrent_dtype=recurrent_dtype(cfg),
-            tie_word_embeddings=_tied(cfg, outer, kind), rope=rope, checkpoint=checkpoint,
+            tie_word_embeddings=_tied(nested, kind), rope=rope, checkpoint=checkpoint,
             position_embeddings=found.position_embeddings,
             embedding_size=found.embedding_size, final_norms=found.final_norms, tensors=found.tensors,
-            towers=(*found.towers, *read_towers(cfg, outer, width)), draft_layers=found.draft_layers,
-            draft_tensors=found.draft_tensors, source=cfg.where, confidence="seen", notes=tuple(found.notes),
-            file_warnings=warnings,
+            towers=(*found.towers, *encoders.towers), draft_layers=found.draft_layers,
+            draft_tensors=found.draft_tensors, source=cfg.where, confidence="seen",
+            notes=(*found.notes, *encoders.notes), file_warnings=(*warnings, *encoders.warnings),
         )  # fmt: skip
     except ValueError as exc:
         raise SpecError(str(exc), where=cfg.where, hint="the configuration contradicts itself") from None
 
 
-def _tied(cfg: Config, outer: Config, kind: str) -> bool:
-    """Whether the head is the embedding; the outer level of a nested file decides, then the family's default."""
-    for level in (outer, cfg):
+def _tied(nested: tuple[Config, ...], kind: str) -> bool:
+    """Whether the head is the embedding; the outermost level that says so decides, then the family's default."""
+    for level in nested:
         if "tie_word_embeddings" in level:
             return level.flag("tie_word_embeddings")
     return kind in TIED
@@ -240,5 +249,6 @@ def _refuse_unread(cfg: Config) -> None:
     odd = [k for k in cfg.unread() if _TELLTALE.search(k) and cfg.data[k] not in (False, 0, [], {}, "")]
     if odd:
         raise cfg.error(
-            f"fields that are not understood: {', '.join(printable(k, 40) for k in odd[:8])}", hint=ASSUME_HINT
+            f"fields that are not understood: {', '.join(printable(k, 40) for k in odd[:8])}",
+            hint="--assume llama-like reads it without these fields",
         )

@@ -146,8 +146,7 @@ def mimo_v2(cfg: Config) -> Layers:
     """
     cfg.ignore(("attention_chunk_size", "add_full_attention_sink_bias", "add_swa_attention_sink_bias"))
     pattern = cfg.maybe_list("hybrid_layer_pattern")
-    size = cfg.need_int("sliding_window")
-    count = layer_count(cfg)
+    size, count = _mimo_window(cfg), layer_count(cfg)
     if all(key not in cfg for key in ("mlp_layer_types", "moe_layer_freq", "first_k_dense_replace")):
         cfg.data = {**cfg.data, "mlp_layer_types": ["dense"] + ["sparse"] * (count - 1)}
     windows: list[int | None]
@@ -172,6 +171,14 @@ def mimo_v2(cfg: Config) -> Layers:
     return stack(layers, **drafts(cfg, layers))
 
 
+def _mimo_window(cfg: Config) -> int:
+    """The window, which published files give twice: transformers reads one key, vLLM the other."""
+    size, again = cfg.need_int("sliding_window", "sliding_window_size"), cfg.maybe_int("sliding_window_size")
+    if again not in (None, size):
+        raise cfg.error(f"sliding_window is {size} and sliding_window_size {again}", hint="leave out the wrong one")
+    return size
+
+
 def minimax_m3(cfg: Config) -> Layers:
     """MiniMax-M3: grouped attention whose sparse layers also store one index key a token.
 
@@ -180,7 +187,7 @@ def minimax_m3(cfg: Config) -> Layers:
     """
     nested = cfg.child("sparse_attention_config") or cfg
     cfg.ignore(("use_qk_norm", "qk_norm_type", "dense_intermediate_size", "rotary_dim"))
-    cfg.ignore(("index_local_blocks",))
+    cfg.ignore(("index_local_blocks", "index_head_dim", "index_n_heads"))  # the class's, where an object has its own
     count = layer_count(cfg)
     kinds = cfg.maybe_list("layer_types", length=count)
     listed = nested.maybe_list("sparse_attention_freq", length=count)
@@ -230,3 +237,6 @@ ARCHITECTURES: dict[str, Callable[[Config], Layers]] = {
     "Grok1ForCausalLM": grok, "Grok1ModelForCausalLM": grok,
 }  # fmt: skip
 """Architectures that decide alone, because their files name another family (or none) as ``model_type``."""
+
+FAMILY_OF = {"DeepseekV4ForCausalLM": "deepseek_v4", "MiniMaxM3SparseForCausalLM": "minimax_m3_vl_text"}
+"""Families by architecture, for files that name none as ``model_type``, or one that nobody knows."""

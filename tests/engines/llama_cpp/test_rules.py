@@ -239,10 +239,10 @@ def test_tensor_parallelism_is_pointed_to_layers() -> None:
 # ---- capacity ----
 
 
-def test_slots_are_the_concurrency() -> None:
+def test_requests_share_the_pool_or_have_a_slot_each() -> None:
     found = plan("llama-3.1-8b", "h100-sxm", ctx_size=65536).capacity
     assert found is not None
-    assert found.max_concurrency == 4.0
+    assert found.max_concurrency == 1.0
     assert found.kv_tokens == found.engine_reported_tokens == 65536
     at = {row.tokens: row.requests for row in found.at}
     assert (at[1024], at[16384], at[65536]) == (4, 4, 1)
@@ -250,6 +250,23 @@ def test_slots_are_the_concurrency() -> None:
     assert streams is not None
     assert streams.max_concurrency == 8.0
     assert streams.max_single_request_tokens == 8192
+
+
+@pytest.mark.parametrize(
+    ("parallel", "slots", "longest"), [(1, 1, 131072), (2, 2, 131072), (4, 4, 65536), (None, 4, 131072)]
+)
+def test_a_slot_ends_at_the_trained_context(parallel: int | None, slots: int, longest: int) -> None:
+    """Twice what the model was trained with: cells are laid out, requests do not get them."""
+    given = {} if parallel is None else {"parallel": parallel}
+    made = plan("llama-3.1-8b", "h100-sxm", ctx_size=262144, **given)
+    assert made.capacity is not None
+    assert made.capacity.kv_tokens == 262144
+    assert made.capacity.max_single_request_tokens == longest
+    at = {row.tokens: row.requests for row in made.capacity.at}
+    assert at[1024] == slots
+    assert at.get(262144, 0) == 0
+    whole = longest >= made.inputs["max_model_len"]
+    assert made.capacity.max_concurrency == (slots if whole else 0)
 
 
 def test_a_context_that_is_not_given_shrinks_to_the_memory() -> None:
@@ -316,8 +333,16 @@ def test_types_given_beside_auto() -> None:
 
 
 def test_ollama_refuses_what_llama_server_refuses() -> None:
-    with pytest.raises(UnsupportedError, match="needs flash attention"):
+    """In its own words: nobody can give llama-server's flags there."""
+    with pytest.raises(UnsupportedError, match="needs flash attention, and OLLAMA_FLASH_ATTENTION is off") as caught:
         plan("llama-3.1-8b", engine="ollama", num_ctx=4096, kv_cache_dtype="q8_0", flash_attn="off")
+    assert caught.value.where == "OLLAMA_KV_CACHE_TYPE"
+    assert (caught.value.hint or "").startswith("OLLAMA_FLASH_ATTENTION=1")
+    with pytest.raises(UnsupportedError) as phi:
+        plan("phi-2", engine="ollama", num_ctx=2048, kv_cache_dtype="q8_0")
+    assert (phi.value.hint or "").startswith("OLLAMA_KV_CACHE_TYPE=f16")
+    for error in (caught, phi):
+        assert "-ct" not in (error.value.hint or "")
 
 
 # ---- versions, names, speed ----

@@ -12,6 +12,7 @@ from kvplan import load_gpu, plan
 from kvplan.engines.sglang import fraction
 from kvplan.engines.sglang.pools import Cell, held_bytes, pools_of
 from kvplan.errors import KvplanError
+from kvplan.sources.commands import read_command
 from kvplan.units import GIB
 
 
@@ -174,3 +175,169 @@ def test_pools_fit_into_what_they_got(have: int, full: int, windowed: int, state
     found = pools_of(have, one, version="0.5.23", page=page, ratio=ratio, state_ratio=0.9, slots=None, limit=None)
     dummy = page * (full + windowed) + (state if state else 0)
     assert held_bytes(found, one, page) <= have + dummy
+
+
+def test_multimodal_models_get_a_smaller_share() -> None:
+    """Kimi-K2.5's encoder is 27 layers of 1,152 (a ratio of 1.4238), of which its parameters tell the size."""
+    exact = 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1))
+    assert fraction.encoder_factor(416_866_032, "0.5.23") == pytest.approx(exact, abs=2e-3)
+    assert fraction.encoder_factor(1, "0.5.2") == pytest.approx(0.95 * 1.05)
+    assert fraction.encoder_factor(10**11, "0.5.2") == pytest.approx(0.95 * 0.8)
+    assert fraction.encoder_factor(416_866_032, "0.4.9") == 0.9
+    row = plan("kimi-k2.5", gpu=load_gpu("mi355x"), engine="sglang@0.5.6", tensor_parallel_size=8).memory[0]
+    assert row.budget_bytes / row.total_bytes == pytest.approx(0.908 * exact, abs=2e-3)
+    row = plan("kimi-linear-48b-a3b", gpu=load_gpu("mi355x"), engine="sglang@0.5.6", tensor_parallel_size=8).memory[0]
+    assert row.budget_bytes / row.total_bytes == pytest.approx(0.908, abs=1e-3)
+
+
+def test_rocm_ranks_hold_the_buffer_of_quick_all_reduce_and_indices_of_experts() -> None:
+    """4 GiB at the share for 8 ranks of AMD; int32 indices of 7,168 + 256 inputs of 384 experts in 60 layers."""
+
+    def terms(gpu: str, version: str = "0.5.12") -> dict[str, Any]:
+        made = plan(
+            "kimi-k2.5", gpu=load_gpu(gpu), engine=f"sglang@{version}", tensor_parallel_size=8, mem_fraction_static=0.8
+        )
+        assert made.memory is not None
+        return {t.name: t for t in made.memory[0].terms}
+
+    amd, nvidia, old = terms("mi355x"), terms("b200"), terms("mi355x", "0.4.9")
+    context, indices = "context, communication", "indices of 4-bit experts"
+    assert amd[context].bytes - nvidia[context].bytes == pytest.approx(0.8 * 4 * GIB, abs=1)
+    assert amd[context].low_bytes == nvidia[context].low_bytes
+    assert old[context] == nvidia[context]
+    assert amd[indices].bytes == 60 * 384 * (7168 + 256) * 2 * 4
+    assert amd[indices].low_bytes == 0
+    assert indices not in nvidia
+    assert indices not in old
+
+
+# ---- what running requests lay out ----
+
+
+def test_without_prefixes_requests_size_the_windowed_pool() -> None:
+    """64 requests of a window of 127, 128 tokens between evictions and a page at either end; two chunks of 8,192."""
+    have, given = 40 * GIB, {"kv_cache_memory_bytes": 40 * GIB, "disable_radix_cache": True, "max_running_requests": 64}
+    made = plan("gpt-oss-20b", engine="sglang", **given)
+    windowed = 64 * (127 + 128 + 1 + 1) + 2 * 8192 + 1
+    assert made.capacity is not None
+    assert made.capacity.kv_tokens == (have - windowed * 12 * 2048) // (12 * 2048) == 1_714_793
+    assert made.allocation is not None
+    assert [p.cells for p in made.allocation.pools] == [1_714_793 + 1, windowed + 1]
+    one_chunk = plan("gpt-oss-20b", engine="sglang", disable_overlap_schedule=True, **given).allocation
+    assert one_chunk is not None
+    assert one_chunk.pools[1].cells == windowed - 8192 + 1
+    paged = plan("gpt-oss-20b", engine="sglang", page_size=64, **given).allocation
+    assert paged is not None
+    assert paged.pools[1].cells == -(-(64 * (127 + 128 + 64 + 64) + 2 * 8192 + 64) // 64) * 64 + 64
+    for other in ({"max_running_requests": 64}, {"disable_radix_cache": True}):
+        ratio = plan("gpt-oss-20b", engine="sglang", kv_cache_memory_bytes=have, **other).capacity
+        assert ratio is not None
+        assert ratio.kv_tokens == int(have // 44236.8)
+    before = plan("gpt-oss-20b", engine="sglang@0.5.12", **given).capacity
+    assert before is not None
+    assert before.kv_tokens == int(have // 44236.8)
+
+
+def test_a_limit_of_tokens_is_no_more_than_the_windowed_pool() -> None:
+    given: dict[str, Any] = {"disable_radix_cache": True, "max_running_requests": 64}
+    made = plan("gpt-oss-20b", engine="sglang", kv_cache_memory_bytes=40 * GIB, max_total_tokens=20_000, **given)
+    assert made.allocation is not None
+    assert [p.cells for p in made.allocation.pools] == [20_001, 20_001]
+    alone = plan("gpt-oss-20b", engine="sglang", max_total_tokens=200_000, **given).allocation
+    assert alone is not None
+    assert [p.cells for p in alone.pools] == [200_001, 32_834]
+
+
+def test_without_prefixes_requests_are_the_state_slots() -> None:
+    have = 40 * GIB
+    given: dict[str, Any] = {"kv_cache_memory_bytes": have, "disable_radix_cache": True, "max_running_requests": 64}
+    made = plan("qwen3-next-80b-a3b", engine="sglang", tensor_parallel_size=4, **given).capacity
+    state = 36 * (2048 * 3 * 2 + 8 * 128 * 128 * 4)
+    assert made is not None
+    assert made.kv_tokens == (have - 65 * state) // (12 * 2 * 256 * 2) == 3_393_073
+    assert made.max_num_seqs_allowed == 64
+    groups = plan("qwen3-next-80b-a3b", engine="sglang", tensor_parallel_size=4, attn_dp_size=4, **given).allocation
+    assert groups is not None
+    assert groups.states[0].cells == 64 // 4 + 1
+    first = plan("qwen3-next-80b-a3b", engine="sglang@0.5.6", kv_cache_memory_bytes=have, disable_radix_cache=True)
+    assert first.capacity is not None
+    assert first.capacity.max_num_seqs_allowed == 512
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "each"),
+    [
+        ("0.5.23", {}, 5), ("0.5.23", {"disable_radix_cache": True}, 1), ("0.5.14", {}, 5), ("0.5.12", {}, 3),
+        ("0.5.23", {"mamba_radix_cache_strategy": "no_buffer"}, 3),
+        ("0.5.23", {"mamba_radix_cache_strategy": "extra_buffer_lazy"}, 4),
+        ("0.5.23", {"disable_overlap_schedule": True}, 3),
+        ("0.5.23", {"disable_overlap_schedule": True, "page_size": 64}, 4),
+        ("0.5.23", {"disable_overlap_schedule": True, "mamba_radix_cache_strategy": "extra_buffer"}, 4),
+        ("0.5.12", {"mamba_radix_cache_strategy": "extra_buffer"}, 5),
+    ],
+)  # fmt: skip
+def test_state_slots_of_a_request(version: str, given: dict[str, Any], each: int) -> None:
+    held = plan(
+        "qwen3-next-80b-a3b",
+        engine=f"sglang@{version}",
+        kv_cache_memory_bytes=40 * GIB,
+        max_mamba_cache_size=60,
+        **given,
+    )
+    assert held.capacity is not None
+    assert held.capacity.max_num_seqs_allowed == 60 // each
+
+
+def test_architectures_whose_states_are_not_tracked() -> None:
+    """Kimi-Linear had no radix tree before 0.5.14, no tracking before 0.5.17."""
+    for version, each in (("0.5.12", 1), ("0.5.14", 3), ("0.5.17", 5)):
+        made = plan(
+            "kimi-linear-48b-a3b", engine=f"sglang@{version}", kv_cache_memory_bytes=40 * GIB, max_mamba_cache_size=60
+        )
+        assert made.capacity is not None
+        assert made.capacity.max_num_seqs_allowed == 60 // each
+
+
+def test_too_few_state_slots_say_how_many_are_enough() -> None:
+    few = plan("qwen3-next-80b-a3b", engine="sglang", kv_cache_memory_bytes=40 * GIB, max_mamba_cache_size=4)
+    assert few.verdict.fits is False
+    assert few.verdict.reason.endswith("raise --max-mamba-cache-size to 5")
+    enough = plan("qwen3-next-80b-a3b", engine="sglang", kv_cache_memory_bytes=40 * GIB, max_mamba_cache_size=5)
+    assert enough.verdict.fits is not False
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "given", "says"),
+    [
+        ("qwen3-next-80b-a3b", "0.5.23", {"mamba_radix_cache_strategy": "extra"}, "none of"),
+        ("qwen3-next-80b-a3b", "0.5.12", {"mamba_radix_cache_strategy": "extra_buffer_lazy"}, "0.5.12 has no"),
+        ("qwen3-next-80b-a3b", "0.5.6", {"mamba_radix_cache_strategy": "no_buffer"}, "0.5.6 has no"),
+        ("kimi-linear-48b-a3b", "0.5.14", {"mamba_radix_cache_strategy": "extra_buffer"}, "does not track"),
+        ("qwen3-next-80b-a3b", "0.5.23",
+         {"mamba_radix_cache_strategy": "extra_buffer_lazy", "disable_overlap_schedule": True}, "overlapped"),
+    ],
+)  # fmt: skip
+def test_strategies_that_are_refused(model: str, version: str, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(KvplanError, match=says) as caught:
+        plan(model, engine=f"sglang@{version}", kv_cache_memory_bytes=40 * GIB, **given)
+    assert caught.value.hint
+
+
+def test_nothing_is_shared_without_the_radix_tree() -> None:
+    given: dict[str, Any] = {
+        "kv_cache_memory_bytes": GIB, "concurrency": 12, "prompt_tokens": 1000, "output_tokens": 24,
+        "shared_prefix_tokens": 900,
+    }  # fmt: skip
+    assert plan("llama-3.1-8b", engine="sglang", **given).verdict.fits is not False
+    assert plan("llama-3.1-8b", engine="sglang", disable_radix_cache=True, **given).verdict.fits is False
+
+
+def test_its_command_line_says_the_same() -> None:
+    words = "--max-running-requests 64 --disable-radix-cache --disable-overlap-schedule"
+    start = "python -m sglang.launch_server --model-path openai/gpt-oss-20b"
+    found = read_command(f"{start} {words} --mamba-scheduler-strategy no_buffer")
+    assert found.settings == {
+        "max_running_requests": 64, "disable_radix_cache": True, "disable_overlap_schedule": True,
+        "mamba_radix_cache_strategy": "no_buffer",
+    }  # fmt: skip
+    assert found.ignored == ()

@@ -10,6 +10,7 @@ import pytest
 
 from kvplan import load_gpu, plan
 from kvplan.errors import KvplanError
+from kvplan.sources.commands import read_command
 from kvplan.units import GIB
 
 ROWS = {
@@ -112,3 +113,10 @@ def test_refusals(model: str, given: dict[str, Any]) -> None:
     with pytest.raises(KvplanError) as caught:
         plan(model, engine="tensorrt-llm", **given)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(("backend", "said"), [("tensorrt", True), ("_autodeploy", True), ("pytorch", False)])
+def test_backends_that_lay_out_memory_otherwise(backend: str, said: bool) -> None:
+    found = read_command(f"trtllm-serve meta-llama/Llama-3.1-8B --backend {backend}")
+    assert bool([w for w in found.warnings if f"--backend {backend}" in w]) is said
+    assert ("--backend" in found.ignored) is said

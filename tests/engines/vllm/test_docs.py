@@ -9,7 +9,7 @@ from typing import Any
 
 from kvplan.catalog import load_gpu, load_model
 from kvplan.engines.options import Option
-from kvplan.engines.vllm.flags import LAYOUT, OPTIONS
+from kvplan.engines.vllm.flags import LAYOUT, OPTIONS, SERVED
 from kvplan.engines.vllm.versions import CHANGES, RELEASES
 from kvplan.planning.plan import Capacity
 from kvplan.planning.planner import plan_deployment
@@ -21,7 +21,7 @@ ROW = re.compile(r"^\| `([^`]+)` \| ([\d,]+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|
 def compute(command: str, have: int) -> Capacity:
     """What a model and its flags hold in so many bytes per GPU."""
     name, *words = shlex.split(command)
-    options: dict[str, Option] = {flag: option for option in (*LAYOUT, *OPTIONS) for flag in option.flags}
+    options: dict[str, Option] = {flag: option for option in (*LAYOUT, *OPTIONS, *SERVED) for flag in option.flags}
     given: dict[str, Any] = {"kv_cache_memory_bytes": have}
     engine, gpu = "vllm", "h100-sxm"
     while words:

@@ -59,21 +59,25 @@ def test_turboquant_beside_windows_is_refused_as_vllm_refuses_it() -> None:
     assert any("TurboQuant pages of chunked layers" in text for text in scout.warnings)
 
 
-@pytest.mark.parametrize(("version", "block", "page_tokens"), [("0.24.0", 16, 32), ("0.25.0", 32, 32)])
-def test_windowed_layers_of_turboquant_were_not_packed(version: str, block: int, page_tokens: int) -> None:
-    """Gemma 3 27B: 48 windowed layers of a byte an element, 10 full ones packed and padded to that page.
+@pytest.mark.parametrize("version", ["0.20.0", "0.24.0", "0.25.0"])
+def test_full_layers_of_turboquant_cannot_be_padded_to_windowed_pages(version: str) -> None:
+    with pytest.raises(UnsupportedError, match="cannot bring this model's cache pages to one size"):
+        plan("gemma-3-27b", gpu="h100-sxm", engine=f"vllm@{version}", kv_cache_dtype="turboquant_k8v4")
 
-    The first and last two are windowed too and keep 16 bits: 16 tokens of theirs are 32 of the others.
+
+@pytest.mark.parametrize(("version", "block"), [("0.24.0", 28 * 16 + 4 * 32), ("0.25.0", 4 * 32)])
+def test_windowed_layers_of_turboquant_were_not_packed(version: str, block: int) -> None:
+    """Mistral 7B v0.1, all windowed: 28 layers of a byte an element, the outer four keep 16 bits.
+
+    0.24: one group of all layers' pages of 16 tokens; 0.25: 32 tokens of the ones are a page of 16 of the others, in
+    eight groups of four.
     """
     made = plan(
-        "gemma-3-27b", gpu="h100-sxm", engine=f"vllm@{version}", kv_cache_dtype="turboquant_k8v4", max_model_len=8192,
-        kv_cache_memory_bytes=10**10,
+        "mistral-7b-v0.1", gpu="h100-sxm", engine=f"vllm@{version}", kv_cache_dtype="turboquant_k8v4",
+        max_model_len=8192, kv_cache_memory_bytes=10**10,
     )  # fmt: skip
     assert made.capacity is not None
-    page = page_tokens * 16 * (128 + 128)  # 16 heads of 128
-    layers = {"0.24.0": 4, "0.25.0": 10}[version]  # of a group: the plain windowed ones, or the full ones
-    assert made.capacity.block_size == block
-    assert made.capacity.num_blocks == 10**10 // (layers * page)
+    assert made.capacity.num_blocks == 10**10 // (block * 8 * (128 + 128))
 
 
 @pytest.mark.parametrize(

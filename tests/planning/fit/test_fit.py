@@ -257,11 +257,24 @@ def test_layouts_divide_the_model_and_share_only_what_can_be_shared() -> None:
     assert {layout.world for layout in layouts(dense, get_engine("llama.cpp"), {"pipeline_parallel_size": 1})} == {1}
 
 
-def test_formats_are_tried_where_a_device_has_units() -> None:
-    assert lacks(load_gpu("a100-sxm4-80gb"), "fp8")
-    assert not lacks(load_gpu("h100-sxm"), "fp8")
-    assert not lacks(load_gpu("a100-sxm4-80gb"), "awq")
-    assert lacks(load_gpu("v100-sxm2-32gb"), "awq")
+def test_formats_are_tried_where_a_device_has_units_or_an_engine_unpacks_them() -> None:
+    def tried(gpu: str, name: str, engine: str = "vllm", **given: bool) -> bool:
+        return not lacks(engine, load_gpu(gpu), name, **given)
+
+    assert tried("h100-sxm", "fp8")
+    assert tried("h100-sxm", "fp8", cache=True)
+    assert tried("a100-sxm4-80gb", "fp8")
+    assert tried("a100-sxm4-80gb", "fp8", cache=True)
+    assert not tried("a100-sxm4-80gb", "fp8", cache=True, latent=True)  # Triton's kernels need 8.9
+    assert tried("l4", "fp8", cache=True, latent=True)
+    assert tried("t4", "fp8")
+    assert not tried("t4", "fp8", cache=True)
+    assert not tried("v100-sxm2-32gb", "fp8")
+    assert not tried("mi250x", "fp8")
+    assert not tried("a100-sxm4-80gb", "fp8", "tensorrt-llm")
+    assert tried("a100-sxm4-80gb", "awq")
+    assert not tried("v100-sxm2-32gb", "awq")
+    assert tried("v100-sxm2-32gb", "auto")
     assert engines_for(load_gpu("apple-m4-max"), ()) == ["mlx"]
     assert engines_for(load_gpu("mi300x"), ("tensorrt-llm", "vllm")) == ["vllm"]
 
@@ -308,7 +321,7 @@ def test_the_screen_finds_what_trying_every_way_finds(name: str, given: dict[str
     for gpu in map(load_gpu, names):
         for weights in weight_formats(model, engine, ()):
             for stored in cache_formats(engine, ()):
-                if lacks(gpu, weights) or lacks(gpu, stored, cache=True):
+                if lacks("vllm", gpu, weights) or lacks("vllm", gpu, stored, cache=True):
                     continue
                 for layout in layouts(model, engine, {}):
                     case = Case("vllm", weights, stored, layout)

@@ -52,6 +52,47 @@ def test_cost_is_the_prices_seconds_over_the_tokens() -> None:
     assert found.cost.per_million_output_tokens == pytest.approx(written, rel=1e-5)
 
 
+def test_an_output_of_one_token_has_no_price_of_its_own() -> None:
+    """It comes out of the prompt, which pays for the whole request."""
+    found = planned(price=3.6, prompt_tokens=1000, output_tokens=1)
+    cost = found.cost
+    assert cost is not None
+    assert cost.per_million_output_tokens is None
+    assert cost.low_per_million_output_tokens is cost.high_per_million_output_tokens is None
+    assert cost.per_request is not None
+    assert cost.per_million_input_tokens == pytest.approx(cost.per_request / 1000 * 1e6)
+    two = planned(price=3.6, prompt_tokens=1000, output_tokens=2).cost
+    assert two is not None
+    assert two.per_million_output_tokens
+
+
+@pytest.mark.parametrize("output", [1, 2, 256])
+def test_no_load_runs_more_requests_than_there_are_slots(output: int) -> None:
+    found = planned(output_tokens=output, request_rate=1e4).serving
+    assert found is not None
+    assert found.slots is not None
+    assert found.in_flight == found.slots
+    assert found.ttft_seconds is None
+    half = planned(output_tokens=output, request_rate=5.0).serving
+    assert half is not None
+    assert half.in_flight is not None
+    assert half.request_seconds is not None
+    assert half.in_flight == pytest.approx(5.0 * half.request_seconds, rel=1e-6)
+
+
+@pytest.mark.parametrize("output", [1, 2, 64])
+def test_a_loop_goes_no_faster_than_full_steps_of_prompts(output: int) -> None:
+    before = 0.0
+    for running in (1, 4, 16, 64, 256):
+        found = planned(output_tokens=output, concurrency=running, ttft=1e3).serving
+        assert found is not None
+        assert found.requests_per_second is not None
+        assert found.prefill_utilization is not None
+        assert found.prefill_utilization <= 1
+        assert found.requests_per_second >= before * (1 - 1e-3)
+        before = found.requests_per_second
+
+
 @pytest.mark.parametrize("given", [{"concurrency": 64}, {"request_rate": 5.0}, {"request_rate": 1e5}])
 def test_tokens_pay_for_the_whole_deployment(given: dict[str, Any]) -> None:
     found = planned(price=2.5, tensor_parallel_size=2, gpus=3, **given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -199,3 +200,44 @@ def test_no_data_breaks_bars(pieces: list[tuple[str, float]], total: float | Non
     root = ET.fromstring(svg.draw(bars, "k"))
     assert all(float(r.attrib["width"]) > 0 for r in root.iter(f"{SVG}rect"))
     assert all(float(r.attrib["x"]) + float(r.attrib["width"]) < 660 for r in root.iter(f"{SVG}rect"))
+
+
+def places_of(root: ET.Element, names: list[str]) -> list[tuple[float, float, float, float]]:
+    """(left, top, right, bottom) of the labels of that text."""
+    found = []
+    for label in root.iter(f"{SVG}text"):
+        if label.text in names:
+            x, y, long = float(label.attrib["x"]), float(label.attrib["y"]), 0.55 * 13 * len(label.text)
+            left = x - long if label.attrib.get("text-anchor") == "end" else x
+            found.append((left, y - 10, left + long, y + 2))
+    return found
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"1 x a100-sxm4-80gb, awq": (1.9, 45.0), "1 x h100-sxm, awq": (3.5, 16.0), "1 x gb200, fp8_e4m3": (4.54, 6.05),
+         "2 x gb200 tp 2, fp8_e4m3": (9.08, 4.43), "4 x gb200 tp 4, fp8_e4m3": (18.16, 3.35),
+         "8 x gb200 tp 4 pp 2, awq": (36.3, 2.75)},
+        {"1 x l4, fp8_e4m3": (0.8, 17.0), "2 x l4 pp 2, awq": (1.58, 16.6), "3 x t4, fp8_e4m3": (1.61, 12.9),
+         "1 x l40s, fp8_e4m3": (1.86, 6.1), "1 x a100-sxm4-80gb, awq": (1.9, 5.4), "1 x h100-sxm, fp8_e4m3": (3.5, 2.1),
+         "1 x gb200, fp8_e4m3": (4.5, 1.1), "2 x gb200 pp 2, awq": (9.1, 0.98)},
+        {"one": (1.0, 9.0), "two": (2.0, 8.0), "three": (3.0, 7.0)},
+    ],
+)  # fmt: skip
+def test_names_lie_clear_of_each_other_and_of_the_line_between_points(steps: dict[str, tuple[float, float]]) -> None:
+    names, front = list(steps), list(steps.values())
+    chart = Chart("t", Axis("x", scale="log10"), Axis("y", scale="log10"), [Series("front", front, "step", 1, names)])
+    root = ET.fromstring(svg.draw(chart, "k"))
+    boxes = places_of(root, names)
+    assert len(boxes) == len(names)
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        for other in boxes[i + 1 :]:
+            assert right < other[0] or other[2] < left or bottom < other[1] or other[3] < top
+    (path,) = [e.attrib["d"] for e in root.iter(f"{SVG}path") if "line" in e.attrib.get("class", "")]
+    corners = [tuple(map(float, pair.split())) for pair in path.removeprefix("M").split("L")]
+    for (x0, y0), (x1, y1) in pairwise(corners):
+        for left, top, right, bottom in boxes:
+            across = max(min(x0, x1), left) < min(max(x0, x1), right) if x0 != x1 else left < x0 < right
+            up = max(min(y0, y1), top) < min(max(y0, y1), bottom) if y0 != y1 else top < y0 < bottom
+            assert not (across and up)

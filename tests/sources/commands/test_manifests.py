@@ -125,6 +125,7 @@ def read(name: str) -> Any:
                 "max_model_len": 16384,
                 "tensor_parallel_size": 1,
                 "enable_prefix_caching": False,
+                "enable_chunked_prefill": False,
                 "gpu_memory_utilization": 0.8,
                 "gpus": 1,
             },

@@ -1,0 +1,49 @@
+"""Decode context parallelism: ranks that share the tokens of one KV head, where vLLM lets them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvplan.engines.generic import check_context_parallel
+from kvplan.engines.vllm import layout
+from kvplan.engines.vllm.layers import has_states
+from kvplan.engines.vllm.versions import CHANGES, Rules
+from kvplan.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Settings
+    from kvplan.spec.model import ModelSpec
+
+
+def check_context_ranks(model: ModelSpec, settings: Settings, rules: Rules) -> None:
+    """Refuse context ranks of a size or beside layers that vLLM does not take.
+
+    Source: for states vLLM 0.11.0 to 0.25.0 ``vllm/v1/core/kv_cache_coordinator.py``, ``HybridKVCacheCoordinator``.
+
+    Raises:
+        UnsupportedError: such ranks.
+    """
+    dcp = settings.decode_context_parallel_size
+    where = "--decode-context-parallel-size"
+    check_context_parallel(model, settings)
+    if settings.enable_prefix_caching and has_states(model) and not rules.has("context_ranks_cache_prefixes"):
+        since = ".".join(map(str, CHANGES["context_ranks_cache_prefixes"].since))
+        raise UnsupportedError(
+            f"vLLM {rules.name} does not share prefixes of a model with states over context ranks: "
+            "DCP not support hybrid attn now", where=where,
+            hint=f"leave --enable-prefix-caching out, or type --engine vllm@{since}, or {where} 1",
+        )  # fmt: skip
+    for mixer in layout.mixers_of(model):
+        streams = mixer.streams()
+        if not streams or streams[0].name == "latent":
+            continue
+        if streams[0].window is not None:
+            raise UnsupportedError(
+                "vLLM does not share the tokens of windowed layers", where=where, hint=f"type {where} 1"
+            )
+        heads = streams[0].heads
+        per_head = getattr(mixer, "query_heads", heads) // heads
+        if per_head % dcp:
+            raise UnsupportedError(
+                f"{per_head} query heads per KV head are not a multiple of {dcp}", where=where, hint=f"type {where} 1"
+            )
