@@ -10,7 +10,7 @@ from kvplan.engines import DEFAULT_ENGINE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kvplan.planning.plan import Plan, Verdict
+    from kvplan.planning.plan import Plan
     from kvplan.sources.commands import Command, Report
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
@@ -38,22 +38,18 @@ class Deployment(NamedTuple):
         result = plan_deployment(self.model, self.gpu, self.engine, self.settings)
         if self.report is not None:
             result.inputs["command"] = self.report.to_dict()
-            result = result._replace(verdict=_with_left_out(result.verdict, self.report))
         result.inputs["defaults"].update(self.origins or {})
         if self.kv_bounds is not None:
             result.inputs["kv_cache_memory_bounds"] = list(self.kv_bounds)
-        return result._replace(warnings=(*result.warnings, *self.warnings))
+        return result._replace(warnings=(*result.warnings, *self.warnings, *self._left_out(result)))
 
-
-def _with_left_out(verdict: Verdict, report: Report) -> Verdict:
-    """The verdict, with what of the command does not stand in the line to paste said after it."""
-    at = next((i for i, note in enumerate(verdict.notes, 1) if note.startswith("to paste: ")), 0)
-    changed = "max_position_embeddings" in report.settings
-    left = [*(["what changes the model's configuration, which it needs"] if changed else []), *report.ignored]
-    if not at or not left:
-        return verdict
-    said = f"that line leaves out of the one given: {', '.join(left)}"
-    return verdict._replace(notes=(*verdict.notes[:at], said, *verdict.notes[at:]))
+    def _left_out(self, result: Plan) -> list[str]:
+        """What the line to paste lacks of the command although the engine needs it."""
+        if self.report is None or "max_position_embeddings" not in self.report.settings:
+            return []
+        pasted = any(note.startswith("to paste: ") for note in result.verdict.notes)
+        said = "the line to paste leaves out what changes the model's configuration: add it as it was given"
+        return [said] if pasted else []
 
 
 def find_deployment(text: str, given: dict[str, Any]) -> Deployment:
@@ -73,7 +69,7 @@ def find_deployment(text: str, given: dict[str, Any]) -> Deployment:
         given["allow_long_max_model_len"] = True
     gpu = _gpu(given, None)
     read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
-    return Deployment(find_model(text, **read), gpu, engine, given)
+    return Deployment(find_model(text, **read, weights=given.get("weights")), gpu, engine, given)
 
 
 def of_log(text: str | None, given: dict[str, Any]) -> Deployment:
@@ -93,7 +89,7 @@ def of_log(text: str | None, given: dict[str, Any]) -> Deployment:
     path = given.pop("from_log")
     log, name = read_log(path), "standard input" if path == "-" else path
     read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
-    model = find_model(text, **read) if text is not None else None
+    model = find_model(text, **read, weights=given.get("weights")) if text is not None else None
     gpu, engine = _gpu(given, None), given.pop("engine", None)
     base = measured_base(log, name=name, model=model, gpu=gpu, engine=engine, given=given)
     found = base.found
@@ -136,7 +132,10 @@ def of_command(
     read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
     settings, report = command.under(given, accepted)
     try:
-        model = (find or find_model)(command.model, **read)
+        if find is not None:
+            model = find(command.model, **read)
+        else:
+            model = find_model(command.model, **read, weights=settings.get("weights"))
     except KvplanError as error:
         error.where = error.where or command.source
         raise

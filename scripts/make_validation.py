@@ -3,8 +3,8 @@
     python scripts/make_validation.py [--check]
 
 ``h200-decode.md``: three receipts of ``kvplan validate`` on one card, of every row the median of the three runs.
-``h200-memory.md``: one receipt a model. ``h200-two-gpus.md``: one receipt a model, under ``torchrun``. The receipts
-hold every raw sample.
+``h200-memory.md``: one receipt a model, of one its whole run. ``h200-two-gpus.md``: one receipt a model, under
+``torchrun``. The receipts hold every raw sample.
 """
 
 from __future__ import annotations
@@ -37,13 +37,29 @@ def middle(values: list[float]) -> float:
 
 
 def merged(receipts: list[dict[str, Any]]) -> dict[str, tuple[float, dict[str, Any]]]:
-    """Row name -> (median of the runs, the first run's row)."""
+    """Row name -> (median of what was measured, the row of the run with that median).
+
+    In that row ``predicted`` is the median of the runs' predictions: steps are predicted from each run's own
+    calibration. Its note, and with it the line of a format, is that run's.
+    """
     runs = [{row["name"]: row for row in receipt["rows"]} for receipt in receipts]
-    return {
-        name: (middle([run[name]["measured"] for run in runs if name in run]), row)
-        for name, row in runs[0].items()
-        if row["measured"] is not None
-    }
+    found = {}
+    for name, first in runs[0].items():
+        if first["measured"] is None:
+            continue
+        rows = [run[name] for run in runs if name in run]
+        value = middle([row["measured"] for row in rows])
+        row = next(row for row in rows if row["measured"] == value)
+        if first["predicted"] is not None:
+            row = {**row, "predicted": middle([row["predicted"] for row in rows])}
+        found[name] = value, row
+    return found
+
+
+def microseconds(receipts: list[dict[str, Any]], name: str) -> float:
+    """The median of the runs' times of one layer's attention."""
+    notes = [row["note"] for receipt in receipts for row in receipt["rows"] if row["name"] == name]
+    return middle([float(note.split("; ")[1].removesuffix(" us a layer")) for note in notes])
 
 
 def lines(receipts: list[dict[str, Any]]) -> Iterator[str]:
@@ -70,10 +86,12 @@ def lines(receipts: list[dict[str, Any]]) -> Iterator[str]:
             if row["section"] == "attention" and row["unit"] == "bytes/s" and name.startswith(f"{fmt}, "):
                 label, _, path = name.removeprefix(f"{fmt}, ").partition(": ")
                 aim = SHARES.get((fmt, label)) if not path else None
-                us = row["note"].split("; ")[1].removesuffix(" us a layer") if not path else "-"
+                us = f"{microseconds(receipts, name):.1f}" if not path else "-"
                 what = f"{fmt}, {path}" if path else fmt
                 goal = f"{aim:.0%}" if aim else ""
                 yield f"| {what} | {label} | {us} | {value / 1e12:.3f} | {value / ceiling:.1%} | {goal} |"
+    yield ""
+    yield "Lines are those of the run with the median miss."
     yield ""
     yield "| format | line | worst miss % | worst error of a sequence | over bf16, 64 x 4096 (aimed at; bytes) |"
     yield "| --- | --- | --- | --- | --- |"
@@ -130,7 +148,7 @@ def memory_lines(receipts: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Every kind and format, and the card filled to the last block."""
     yield "| model | rows judged | exact | off |"
     yield "| --- | --- | --- | --- |"
-    for name, receipt in receipts.items():
+    for name, receipt in {"mem-llama-3.1-8b": read("whole", "full.json")["full"], **receipts}.items():
         if name.startswith("mem-"):
             judged = [row for row in receipt["rows"] if row["section"] == "memory" and row["pass"] is not None]
             same, off_ = (

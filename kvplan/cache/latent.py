@@ -65,12 +65,15 @@ class LatentAttention(CacheKind):
         """Decode works on the latent row itself (kv_b absorbed), prefill on K and V rebuilt from it.
 
         Source: DeepSeek-V2 paper (arXiv 2405.04434), section 2.1.2; at most `index_topk` rows with DSA
-        (DeepSeek-V3.2 report, section 2.1), whose indexer looks at every key.
+        (DeepSeek-V3.2 report, section 2.1), whose indexer looks at every key. Tokens that have more rows than that
+        before them work on the row itself in prefill too: each reads rows of its own, and nothing is rebuilt for all.
+        Source: vLLM 0.33.0 ``vllm/v1/attention/backends/mla/flashmla_sparse.py``, ``forward_mqa``, and
+        ``vllm/model_executor/layers/attention/sparse_mla_attention.py``, ``_use_dense_mha_prefill``.
         """
         heads, qk = self.query_heads, self.qk_nope_head_dim + self.qk_rope_head_dim
         latent, *index = self.streams()
         absorbed, rebuilt = 2 * heads * (self.row_dim + self.kv_lora_rank), 2 * heads * (qk + self.v_head_dim)
-        found = [Read(latent, absorbed, rebuilt, self.index_topk)]
+        found = [Read(latent, absorbed, rebuilt, self.index_topk, absorbed if self.index_topk else None)]
         for stream in index:
             flops = 2 * (self.index_heads or 1) * stream.head_dim
             found.append(Read(stream, flops, flops))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 # of what the files say, in whatever form they are shipped
-VERSION = "0081637e8686"
+VERSION = "e5687f9523a7"
 
 # id -> folder and publisher
 MODELS: dict[str, str] = {

@@ -199,10 +199,8 @@ def _early(run: Run) -> list[str]:
     early = early_turns(run)
     if not early:
         return []
-    turns = "a turn" if early == 1 else f"{early:,} turns"
-    return [
-        f"{turns} of a conversation arrived before the answer before it was done: think= is from arrival to arrival"
-    ]
+    turns = "a turn of a conversation" if early == 1 else f"{early:,} turns of conversations"
+    return [f"{turns} arrived before the answer before was done: think= is from arrival to arrival"]
 
 
 def _check_writable(path: str) -> None:

@@ -103,7 +103,7 @@ def validate(
 
 
 def _status(receipt: Receipt, *, check: bool) -> int:
-    """0: every prediction holds, or rows inform alone; 1: one is off; 2: nothing was measured, or nothing was checked."""
+    """0: every prediction holds, or rows inform alone; 1: one is off; 2: nothing was measured or checked."""
     if receipt.agrees is not None:
         return 0 if receipt.agrees else 1
     return 2 if check or all(row.measured is None for row in receipt.rows) else 0
@@ -224,7 +224,9 @@ def _local_device(name: str | None) -> str | None:
 
 def _leads() -> bool:
     """Whether this process speaks: of those that ``torchrun`` starts, the first."""
-    return os.environ.get("RANK", "0") == "0"
+    from kvplan.probe.run import world_size
+
+    return world_size() < 2 or os.environ.get("RANK", "0") == "0"
 
 
 def _report(plain: dict[str, Any]) -> Document:

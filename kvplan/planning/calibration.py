@@ -118,7 +118,8 @@ def load_calibration(path: str, gpu: str | None = None) -> Calibration:
     measured = found.gpu if found.gpu is not None or gpu is None else _named(found, gpu, path)
     if gpu is not None and measured is None and _catalogued(gpu):
         what = "which is a CPU" if found.kind == "cpu" else "which is no GPU of the catalog"
-        hint = "measure that one" if found.kind == "cpu" else f'write "gpu": "{gpu}" into its device, if it was this one'
+        written = f'write "gpu": "{gpu}" into its device, if it was this one'
+        hint = "measure that one" if found.kind == "cpu" else written
         raise InputError(
             f"{printable(path)} was measured on {printable(found.device)}, {what}, not on {gpu}", where=FLAG, hint=hint
         )

@@ -86,8 +86,9 @@ class CalibrationFile(_Strict):
         lines = [*self.linear.values(), *self.attention.values()]
         spread = max([f.spread for f in figures] + [x.worst_miss for x in lines] + [0.02])
         return Calibration(
-            gpu=self.device.gpu, device=self.device.name, kind=self.device.kind, driver=self.device.driver, torch=self.software.torch,
-            date=self.date, read_bandwidth=self.read_bytes_per_second.value if self.read_bytes_per_second else None,
+            gpu=self.device.gpu, device=self.device.name, kind=self.device.kind, driver=self.device.driver,
+            torch=self.software.torch, date=self.date,
+            read_bandwidth=self.read_bytes_per_second.value if self.read_bytes_per_second else None,
             matmul={k: f.value for k, f in self.matmul_flops.items()},
             linear={k: _line(x) for k, x in self.linear.items()},
             attention={k: _line(x) for k, x in self.attention.items()},

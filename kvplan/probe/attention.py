@@ -113,7 +113,8 @@ def time_format(session: Session, shape: HeadShape, fmt: str, *, until: float = 
         key=lambda s: -s[0] * s[1],
     )
     if len(shapes) < len(wanted):
-        session.lack(f"attention, {fmt}: {len(wanted) - len(shapes)} of {len(wanted)} shapes do not fit into --max-memory")
+        left = len(wanted) - len(shapes)
+        session.lack(f"attention, {fmt}: {left} of {len(wanted)} shapes do not fit into --max-memory")
     pool, found = None, []
     for number, (batch, context) in enumerate(shapes):
         if limits.seconds_left <= 0 or time.monotonic() > until:

@@ -56,10 +56,10 @@ def _measure(session: Session, device: Any) -> list[Row]:
             rows.append(
                 row("correctness", f"{layer.kind}: not run", predicted=None, measured=None, unit="ratio", note=note)
             )
-        elif (note := _too_large(session, built)) is not None:
-            session.lack(f"correctness, {layer.kind}: {note}")
+        elif (why := _too_large(session, built)) is not None:
+            session.lack(f"correctness, {layer.kind}: {why}")
             rows.append(
-                row("correctness", f"{layer.kind}: not run", predicted=None, measured=None, unit="ratio", note=note)
+                row("correctness", f"{layer.kind}: not run", predicted=None, measured=None, unit="ratio", note=why)
             )
         else:
             rows += _equal(layer.kind, built, session)

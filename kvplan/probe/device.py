@@ -119,6 +119,8 @@ def _parse(name: str | None) -> tuple[Kind | None, int]:
     kind, colon, number = name.lower().partition(":")
     if kind not in KINDS or (colon and not number.isdigit()):
         raise UnknownNameError("device", name, list(KINDS), where=_FLAG, more=f"type {', '.join(KINDS)} or cuda:1")
+    if number and kind in ("cpu", "mps"):
+        raise UnknownNameError("device", name, [kind], where=_FLAG, more=f"there is one {kind}: type {kind}")
     return kind, int(number or 0)
 
 

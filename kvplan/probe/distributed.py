@@ -10,15 +10,15 @@ import datetime
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.errors import InputError
 from kvplan.probe import extras, fit
 from kvplan.probe.allocator import expandable_segments, reserve
 from kvplan.probe.layout import RankLayout, model_layout
-from kvplan.probe.memory import Shape, allocated, page_shapes, planned_bytes
+from kvplan.probe.memory import Shape, allocated, out_of_memory, page_shapes, planned_bytes
 from kvplan.probe.receipt import Row, median, row
-from kvplan.probe.tensor_parallel import Stack, StackShape
 from kvplan.probe.timing import sample
 from kvplan.units import KIB, MIB, human_bytes
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from kvplan.probe.session import Session
 
 STEP_TOLERANCE = 0.08
-"""Of the tensor-parallel step, predicted from the same step without messages and the line of the all-reduce."""
-CPU_STEP_TOLERANCE = 1.0
-"""On a CPU the ranks share cores and memory: the step is shown, within a factor of two."""
+"""Of the planner's tensor-parallel step with the line of the all-reduce; on a CPU, whose cores and memory the ranks
+share, it informs."""
+GPU_POINT, CPU_POINT = (16, 4096), (2, 128)
+"""(batch, context) of the step."""
 INNER = 10
 """Collectives in one timed run."""
 WARM_REPLAYS = 100
@@ -84,9 +85,16 @@ def _join(session: Session) -> Group:
         torch.cuda.set_device(device.index)
     if not dist.is_initialized():
         settings = {"device_id": device.torch_device} if device.is_cuda else {}
-        dist.init_process_group(
-            "nccl" if device.is_cuda else "gloo", timeout=datetime.timedelta(seconds=120), **settings
-        )
+        try:
+            dist.init_process_group(
+                "nccl" if device.is_cuda else "gloo", timeout=datetime.timedelta(seconds=120), **settings
+            )
+        except (ValueError, RuntimeError) as error:
+            said = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+            raise InputError(
+                f"the processes do not find each other: {said}", where="torchrun",
+                hint="start them all with torchrun --nproc-per-node 2 -m kvplan validate ...",
+            ) from None  # fmt: skip
     return Group(dist.get_rank(), dist.get_world_size())
 
 
@@ -95,6 +103,23 @@ def _gathered(value: Any, group: Group) -> list[Any]:
     found: list[Any] = [None] * group.size
     extras.torch().distributed.all_gather_object(found, value)
     return found
+
+
+def _agreed(session: Session, group: Group, make: Callable[[], Any], what: str) -> Any:
+    """What `make` gives on this rank, once all ranks have theirs; None, noted as missing, where one of them failed.
+
+    A rank that ran out of memory alone would leave the others waiting for its messages.
+    """
+    made, trouble = None, None
+    try:
+        made = make()
+    except Exception as error:  # whatever it is: the others have to hear of it
+        trouble = "out of memory" if out_of_memory(error) else f"{type(error).__name__}: {error}"[:200]
+    for rank, said in enumerate(_gathered(trouble, group)):
+        if said is not None:
+            session.lack(f"distributed, {what}: rank {rank}: {said}")
+            made = None
+    return made
 
 
 def _blocks(session: Session, layout: RankLayout) -> int:
@@ -185,8 +210,10 @@ def _messages(session: Session, group: Group) -> tuple[list[Row], Line | None]:
         for size in sizes:
             session.say(f"distributed, {name} of {human_bytes(size)}")
             elements = size // 4 // group.size * group.size  # every rank sends every other an equal share
-            send = torch.zeros(elements, dtype=torch.float32, device=session.device.torch_device)
-            receive = torch.empty_like(send)
+            pair = _agreed(session, group, _buffers(session, elements), f"{name} of {human_bytes(size)}")
+            if pair is None:
+                continue
+            send, receive = pair
             mine = _samples(session, _repeated(call, send, receive), INNER)
             samples = [max(values) for values in zip(*_gathered(mine, group), strict=True)]
             carried = moved * 4 * elements
@@ -201,11 +228,18 @@ def _messages(session: Session, group: Group) -> tuple[list[Row], Line | None]:
                     note=f"{rate:,.2f} GB/s over each link",
                 )
             )  # fmt: skip
+        if len(points) < 2:
+            continue
         fitted = fit.line(points)
         if name == "all-reduce":
             line = fitted
         rows += _line_rows(name, fitted)
     return rows, line
+
+
+def _buffers(session: Session, elements: int) -> Callable[[], Any]:
+    torch, where = extras.torch(), session.device.torch_device
+    return lambda: tuple(torch.zeros(elements, dtype=torch.float32, device=where) for _ in "ab")
 
 
 def _repeated(call: Callable[[Any, Any], Any], send: Any, receive: Any) -> Callable[[], Any]:
@@ -237,29 +271,71 @@ def _samples(session: Session, work: Callable[[], Any], per: int = 1) -> list[fl
 
 
 def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
-    """The decode step of this rank's share, without messages and with them."""
-    shape = StackShape.of(session)
-    if shape is None or line is None:
+    """The decode step of this rank's layers against the planner's, and what messages add to it."""
+    if line is None:
         return []
+    from kvplan.probe import step
+    from kvplan.probe.step_rows import OTHER_WORST_MISS
+
     session.say("distributed, tensor-parallel step")
-    dist = extras.torch().distributed
-    stack = Stack(shape, session.device.torch_device, session.seed)
-    alone = _gathered(_samples(session, lambda: stack.step(None)), group)
-    together = _gathered(_samples(session, lambda: stack.step(dist.all_reduce)), group)
-    size = shape.message_bytes
-    moved = 2 * (group.size - 1) / group.size * size
-    rate, latency, _ = line
-    one = latency + moved / rate
+    batch, context = GPU_POINT if session.device.is_cuda else CPU_POINT
+    name = f"{batch} x {context:,}"
+
+    def make() -> tuple[step.Held, Callable[..., None], list[str]]:
+        if (reason := step.unfit_weights(session)) is not None:
+            raise ValueError(reason)
+        held = step.hold(session, with_head=False)
+        if isinstance(held, str):
+            raise ValueError(held)
+        if not step.fits(session, held, batch, context):
+            raise ValueError(f"the caches of {name} do not fit into --max-memory")
+        layers, _, paths = step.prepare(session, held, batch, context)
+        return held, layers, paths
+
+    made = _agreed(session, group, make, f"step, {name}")
+    if made is None:
+        return []
+    held, layers, paths = made
+    reduce = extras.torch().distributed.all_reduce
+    grown = session.layout.spec.num_layers / len(held.layers)
+    alone, together = (
+        _gathered([grown * s for s in _samples(session, partial(layers, one))], group) for one in (None, reduce)
+    )
+    predicted = planned_step(session, line, batch, context)
+    plain = not any(layer.experts or (layer.head and layer.head.latent) for layer in held.layers)
+    tolerance = (STEP_TOLERANCE if plain else OTHER_WORST_MISS) if session.device.is_cuda else None
+    message = batch * session.layout.spec.hidden_size * 2
+    reduces = 2 * session.layout.spec.num_layers
+    moved = 2 * (group.size - 1) / group.size * message
+    part = f"{len(held.layers)} of {session.layout.spec.num_layers} layers, {'scaled, ' if grown > 1 else ''}no head"
     rows = []
-    tolerance = STEP_TOLERANCE if session.device.is_cuda else CPU_STEP_TOLERANCE
     for rank, (own, messages) in enumerate(zip(alone, together, strict=True)):
-        predicted = median(own) + 2 * shape.layers * one
         rows.append(
             row(
-                "distributed", f"step on rank {rank}, {shape.batch} x {shape.context:,}", predicted=predicted,
-                measured=messages, unit="s", tolerance=tolerance,
-                note=f"{shape.layers} of {session.layout.spec.num_layers} layers; {median(own) * 1e6:,.0f} us without "
-                f"messages, {2 * shape.layers} all-reduces of {human_bytes(size)}",
+                "distributed", f"step on rank {rank}, {name}", predicted=predicted, measured=messages, unit="s",
+                tolerance=tolerance, note=f"{part}; predicted by the plan with the line of the all-reduce; "
+                f"{', '.join(dict.fromkeys(paths)) or 'no attention'}",
+            )
+        )  # fmt: skip
+        rows.append(
+            row(
+                "distributed", f"step on rank {rank}, {name}: messages",
+                predicted=median(own) + reduces * (line[1] + moved / line[0]), measured=messages, unit="s",
+                note=f"{median(own) * 1e6:,.0f} us without messages, and {reduces} all-reduces of "
+                f"{human_bytes(message)} by their line",
             )
         )  # fmt: skip
     return rows
+
+
+def planned_step(session: Session, line: Line, batch: int, context: int) -> float | None:
+    """The plan's step of a rank's layers without the head, messages by the measured line; None: no speed is known."""
+    from kvplan.planning.speed import decode
+
+    setup = session.speed()
+    if isinstance(setup, str):
+        return None
+    rate, latency, _ = line
+    rates = setup.rates._replace(link_bandwidth=rate, link_seconds=latency, short_bandwidth=None, short_seconds=0.0)
+    works = tuple(w._replace(head_bytes=0, head_parameters=0, vocab_rows=0) for w in setup.works)
+    return float(decode.step(works, rates, setup.layout, batch, context).seconds)

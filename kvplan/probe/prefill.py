@@ -83,9 +83,10 @@ def measure(session: Session) -> list[Row]:
     each = stack.layer_bytes(spec, name)
     count = min(_LAYERS, spec.num_layers, int(limit.max_bytes * _WEIGHT_SHARE // each))
     if not count:
+        most = human_bytes(int(limit.max_bytes * _WEIGHT_SHARE))
         note = (
-            f"one layer takes {human_bytes(each)}, which does not fit into --max-memory ({human_bytes(limit.max_bytes)}, "
-            f"of which weights may take {human_bytes(limit.max_bytes * _WEIGHT_SHARE)})"
+            f"one layer takes {human_bytes(each)}, which does not fit into --max-memory "
+            f"({human_bytes(limit.max_bytes)}, of which weights may take {most})"
         )
         session.lack(f"prefill: {note}")
         return [*rows, row("prefill", "prompt", predicted=None, measured=None, unit="s", note=note)]

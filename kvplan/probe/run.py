@@ -205,9 +205,14 @@ def allowed_bytes(device: ProbeDevice, asked: int | None) -> int:
     if most > device.free_bytes:
         raise InputError(
             f"{human_bytes(most)} is more than the {human_bytes(device.free_bytes)} that are free",
-            where="--max-memory", hint=f"type at most {device.free_bytes // GIB}GiB, or leave it out",
+            where="--max-memory", hint=f"type at most {device.free_bytes // MIB}MiB, or leave it out",
         )  # fmt: skip
     if most < LEAST_BYTES:
+        if asked is None:
+            raise InputError(
+                f"{human_bytes(device.free_bytes)} are free on {device.name}, too little to measure anything",
+                where="--device", hint=f"free some: {human_bytes(LEAST_BYTES)} are needed at least",
+            )  # fmt: skip
         raise InputError(
             f"{human_bytes(most)} is too little to measure anything", where="--max-memory", hint="at least 64MiB"
         )

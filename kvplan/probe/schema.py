@@ -53,12 +53,13 @@ def _device() -> dict[str, Any]:
         "theoretical_bandwidth": _NUMBER,
         "other_processes": _said(_COUNT, "on the card before the probe; absent in receipts of November 2026"),
     }  # fmt: skip
+    said = _object(nvml, "What the driver says; without the card's UUID.", ("other_processes",))
     facts = {
         "kind": {"enum": ["cuda", "rocm", "mps", "cpu"]}, "index": {"type": "integer"}, "name": {"type": "string"},
         "gpu": _said(_TEXT, "id in the catalog"), "total_bytes": {"type": "integer"},
         "free_bytes": {"type": "integer"}, "theoretical_bandwidth": _NUMBER, "bandwidth_source": _TEXT,
         "compute_capability": _TEXT, "multiprocessors": _COUNT, "cache_bytes": _COUNT,
-        "nvml": {"anyOf": [{"type": "null"}, _object(nvml, "What the driver says; without the card's UUID.", ("other_processes",))]},
+        "nvml": {"anyOf": [{"type": "null"}, said]},
     }  # fmt: skip
     return _object(facts, "The device that was measured.")
 
@@ -75,7 +76,8 @@ def schema() -> dict[str, Any]:
         "quick": flag, "fill": flag, "max_memory_bytes": number, "world_size": number,
     }  # fmt: skip
     verdict = {
-        "agrees": _said(_FLAG, "null: no row was judged"), "reason": text, "passed": number, "failed": number, "informative": number,
+        "agrees": _said(_FLAG, "null: no row was judged"),
+        "reason": text, "passed": number, "failed": number, "informative": number,
         "complete": _said(flag, "whether every section ran to its end, over all of its shapes"),
     }  # fmt: skip
     body = _object(

@@ -36,9 +36,7 @@ def measure(session: Session) -> list[Row]:
         if held is not None:
             predicted = layout.sequence_bytes(tokens)
             note = f"entries of {len(layout.layers)} layers, and their states"
-            rows.append(
-                row("memory", name, predicted=predicted, measured=held, unit="bytes", tolerance=0.0, note=note)
-            )
+            rows.append(row("memory", name, predicted=predicted, measured=held, unit="bytes", tolerance=0.0, note=note))
     return rows + _one_more(session)
 
 
@@ -117,7 +115,5 @@ def _one_more(session: Session) -> list[Row]:
             f", over {ratios}" if ratios > 1 else ""
         )
         measured = -(-(after - before) // ratios)
-        rows.append(
-            row("memory", name, predicted=predicted, measured=measured, unit="bytes", tolerance=0.0, note=note)
-        )
+        rows.append(row("memory", name, predicted=predicted, measured=measured, unit="bytes", tolerance=0.0, note=note))
     return rows

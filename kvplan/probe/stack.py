@@ -162,12 +162,16 @@ def take(x: torch.Tensor, width: int) -> torch.Tensor:
 Attend = Callable[[torch.Tensor], torch.Tensor]
 
 
-def run_layer(layer: Layer, scratch: Scratch, attend: Attend | None, state: torch.Tensor | None = None) -> None:
+def run_layer(
+    layer: Layer, scratch: Scratch, attend: Attend | None, state: torch.Tensor | None = None,
+    reduce: Callable[[torch.Tensor], object] | None = None,
+) -> None:  # fmt: skip
     """One layer of one step; `scratch.x` is what it adds to the residual.
 
     Args:
         attend: the attention over this layer's cache: from the projections to [batch, heads x d_v].
         state: the recurrent states of the batch.
+        reduce: adds a tensor up over the ranks, in place: after the mixers and after the FFNs.
     """
     assert layer.norm is not None
     hidden = scratch.x.shape[1]
@@ -187,13 +191,23 @@ def run_layer(layer: Layer, scratch: Scratch, attend: Attend | None, state: torc
         y = take(y, hidden)
         total = y if total is None else total + y
     if total is not None:
-        scratch.x = total
+        scratch.x = _summed(total, reduce)
     if layer.dense or layer.experts is not None:
         between.add_norm(scratch.x, scratch.rest, layer.norm, scratch.normed)
         for up, down, gated in layer.dense:
             scratch.x = _gated(scratch.normed @ up.t(), down.shape[1], gated) @ down.t()
         if layer.experts is not None:
             _routed(layer.experts, scratch)
+        scratch.x = _summed(scratch.x, reduce)
+
+
+def _summed(x: torch.Tensor, reduce: Callable[[torch.Tensor], object] | None) -> torch.Tensor:
+    """`x` added up over the ranks; columns that were cut are laid out anew, as messages are."""
+    if reduce is None:
+        return x
+    x = x.contiguous()
+    reduce(x)
+    return x
 
 
 def _gated(y: torch.Tensor, wide: int, gated: bool) -> torch.Tensor:

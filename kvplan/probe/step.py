@@ -9,28 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvplan.planning.speed import decode
 from kvplan.probe import linear, stack, timing
 from kvplan.probe.attention import PAGE, head_shape, skipped
 from kvplan.probe.kernels import between, choose, store
-from kvplan.probe.receipt import Row, median, quantile, row
+from kvplan.probe.receipt import Row, median, row
+from kvplan.probe.step_rows import Point, point_rows
 from kvplan.units import human_bytes
 
 if TYPE_CHECKING:
-    from kvplan.planning.speed.figures import Setup
     from kvplan.probe.kernels.store import HeadShape, PagedKv
     from kvplan.probe.session import Session
     from kvplan.spec.kind import CacheKind
 
-MEDIAN_MISS, WORST_MISS, STATED_MISS = 0.04, 0.10, 0.15
-"""Of predicted steps: median and nine in ten after calibration, median before it."""
-OTHER_MEDIAN_MISS, OTHER_WORST_MISS = 0.12, 0.18
-"""The same of models with routed experts or latent rows, whose kernels here are plain products."""
-CROSSING_MISS = 0.15
 GPU_GRID = ((1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 1024), (64, 4096), (128, 1024), (256, 1024))
 GPU_QUICK = ((1, 1024), (8, 4096), (64, 1024), (64, 4096))
 CPU_GRID = ((1, 256), (2, 256), (2, 512), (4, 512))
@@ -48,17 +42,6 @@ class Unserved(RuntimeError):
     """No attention that is right runs here over some layer's cache: a step without it would be no step."""
 
 
-class Point(NamedTuple):
-    """One batch and context."""
-
-    batch: int
-    context: int
-    seconds: tuple[float, ...]
-    """Of the whole model."""
-    cache: str
-    """Which attention ran."""
-
-
 @dataclass(kw_only=True)
 class Held:
     """The part of the model that is on the device."""
@@ -66,7 +49,8 @@ class Held:
     names: list[str]
     """Block of every layer."""
     layers: list[stack.Layer]
-    head: torch.Tensor
+    head: torch.Tensor | None
+    """[vocabulary, hidden]; None: a step ends before it."""
     fmt: str
     pools: dict[HeadShape, PagedKv] = field(default_factory=dict)
     """Pages of all layers with this attention."""
@@ -80,9 +64,10 @@ def measure(session: Session) -> list[Row]:
     if isinstance(held, str):
         session.lack(f"decode step: {held}")
         return [row("decode", "decode step", predicted=None, measured=None, unit="s", note=held)]
+    assert held.head is not None  # asked for
     rows = linear.measure(session, held.layers, held.head)
     rows.append(_between(session, held))
-    points = []
+    points: list[Point] = []
     grid = _grid(session, held)
     for batch, context in grid:
         if session.limits.seconds_left <= 0:
@@ -93,7 +78,7 @@ def measure(session: Session) -> list[Row]:
             points.append(time_step(session, held, batch, context))
         except Unserved as problem:
             session.lack(f"decode, step {batch} x {context}: {problem}")
-    rows += _point_rows(session, held, points)
+    rows += point_rows(session, held, points)
     held.layers.clear()
     held.pools.clear()
     return rows
@@ -101,13 +86,20 @@ def measure(session: Session) -> list[Row]:
 
 def _unfit(session: Session) -> str | None:
     """Why no step is measured; None: it is."""
+    if (reason := unfit_weights(session)) is not None:
+        return reason
+    if session.settings.pipeline_parallel_size > 1 or session.settings.tensor_parallel_size > 1:
+        return "a step over several GPUs is measured under torchrun"
+    return None
+
+
+def unfit_weights(session: Session) -> str | None:
+    """Why products of these weights are not measured; None: they are."""
     from kvplan.planning.speed.rates import compute_key
 
     body = session.outcome.weights.of("dense_ffn")
     if compute_key(body) != "16" or body.block_elements != 1:
         return f"weights in {body.name} are not multiplied here; --weights bf16 measures the step in 16 bits"
-    if session.settings.pipeline_parallel_size > 1 or session.settings.tensor_parallel_size > 1:
-        return "a step over several GPUs is measured under torchrun"
     return None
 
 
@@ -123,18 +115,19 @@ def _state_bytes(session: Session) -> Callable[[CacheKind], int]:
     return lambda mixer: int(state_bytes(mixer, session.layout.formats))
 
 
-def hold(session: Session) -> Held | str:
+def hold(session: Session, *, with_head: bool = True) -> Held | str:
     """As many layers as fit, evenly taken from the model, and the head; a sentence where one layer is too large."""
     spec, limits = session.layout.spec, session.limits
     device = session.device.torch_device
     vocab = -(-spec.vocab_size // _VOCAB_ALIGN) * _VOCAB_ALIGN
-    head_bytes = 2 * vocab * spec.hidden_size
+    head_bytes = 2 * vocab * spec.hidden_size if with_head else 0
     most = limits.max_bytes * (_WEIGHT_SHARE if session.device.is_cuda else _CPU_WEIGHT_SHARE)
     each = max(stack.layer_bytes(spec, name) for name in set(spec.layers))
     if each + head_bytes > most:
+        what = "one layer and the head take" if with_head else "one layer takes"
         return (
-            f"one layer and the head take {human_bytes(each + head_bytes)}, which does not fit into --max-memory "
-            f"({human_bytes(limits.max_bytes)}, of which weights may take {human_bytes(most)})"
+            f"{what} {human_bytes(each + head_bytes)}, which does not fit into --max-memory "
+            f"({human_bytes(limits.max_bytes)}, of which weights may take {human_bytes(int(most))})"
         )
     count = min(spec.num_layers, int((most - head_bytes) // each))
     if not session.device.is_cuda:
@@ -144,7 +137,7 @@ def hold(session: Session) -> Held | str:
     session.say(f"decode step, weights of {count} of {spec.num_layers} layers")
     layers = stack.build(spec, names, head_shape, _state_bytes(session), device, session.seed)
     generator = torch.Generator(device=device).manual_seed(session.seed)
-    head = stack.random_weight((vocab, spec.hidden_size), device, generator)
+    head = stack.random_weight((vocab, spec.hidden_size), device, generator) if with_head else None
     return Held(names=names, layers=layers, head=head, fmt=cache_format(session))
 
 
@@ -154,24 +147,30 @@ def _grid(session: Session, held: Held) -> list[tuple[int, int]]:
     wanted: tuple[tuple[int, int], ...] = CPU_QUICK if quick else CPU_GRID
     if session.device.is_cuda:
         wanted = GPU_QUICK if quick else GPU_GRID
-    most = session.limits.max_bytes * (_POOL_SHARE if session.device.is_cuda else _CPU_POOL_SHARE)
-
-    def size(batch: int, context: int) -> float:
-        total = work = 0
-        for layer in held.layers:
-            if layer.head is not None:
-                total += batch * _cached(layer, context) * store.row_bytes(layer.head, held.fmt)
-                work = max(work, batch * _cached(layer, context) * store.workspace_bytes(layer.head, held.fmt))
-            total += batch * layer.state_elements * 2
-        return total + work
-
     longest = session.model.max_position_embeddings or 1 << 20
     possible = [(b, c) for b, c in wanted if c <= longest]
-    fitting = [point for point in possible if size(*point) <= most]
+    fitting = [point for point in possible if fits(session, held, *point)]
     if len(fitting) < len(possible):
         left = len(possible) - len(fitting)
         session.lack(f"decode, steps: the caches of {left} of {len(possible)} points do not fit into --max-memory")
-    return sorted(fitting, key=lambda point: -size(*point))
+    return sorted(fitting, key=lambda point: -_cache_bytes(held, *point))
+
+
+def fits(session: Session, held: Held, batch: int, context: int) -> bool:
+    """Whether the caches of a point fit beside the layers."""
+    share = _POOL_SHARE if session.device.is_cuda else _CPU_POOL_SHARE
+    return _cache_bytes(held, batch, context) <= session.limits.max_bytes * share
+
+
+def _cache_bytes(held: Held, batch: int, context: int) -> int:
+    """Pages and states of all layers that are held, and what operators take to read one layer's."""
+    total = work = 0
+    for layer in held.layers:
+        if layer.head is not None:
+            total += batch * _cached(layer, context) * store.row_bytes(layer.head, held.fmt)
+            work = max(work, batch * _cached(layer, context) * store.workspace_bytes(layer.head, held.fmt))
+        total += batch * layer.state_elements * 2
+    return total + work
 
 
 def _cached(layer: stack.Layer, context: int) -> int:
@@ -183,22 +182,15 @@ def _cached(layer: stack.Layer, context: int) -> int:
 def time_step(session: Session, held: Held, batch: int, context: int) -> Point:
     """Seconds of the whole model's step; layers that are not held count as the mean of those that are."""
     device, spec = session.device, session.layout.spec
-    dims = [layer.head.head_dim for layer in held.layers if layer.head is not None]
-    scratch = stack.Scratch.of(batch, spec.hidden_size, max(dims, default=2), device.torch_device)
-    attends, names = _attends(session, held, scratch, batch, context)
-    states = [
-        torch.ones((batch, layer.state_elements), dtype=stack.DTYPE, device=device.torch_device)
-        if layer.state_elements else None
-        for layer in held.layers
-    ]  # fmt: skip
+    layers, scratch, names = prepare(session, held, batch, context)
 
     def head() -> Any:
+        assert held.head is not None
         between.add_norm(scratch.x, scratch.rest, held.layers[0].norm, scratch.normed)
         return scratch.normed @ held.head.t()
 
     def whole() -> Any:
-        for index, layer in enumerate(held.layers):
-            stack.run_layer(layer, scratch, attends.get(index), states[index])
+        layers(None)
         return head()
 
     samples = session.limits.samples
@@ -208,6 +200,31 @@ def time_step(session: Session, held: Held, batch: int, context: int) -> Point:
         grown = spec.num_layers / len(held.layers)
         seconds = [alone + max(s - alone, 0.0) * grown for s in seconds]
     return Point(batch, context, tuple(seconds), ", ".join(dict.fromkeys(names)) or "no attention")
+
+
+def prepare(
+    session: Session, held: Held, batch: int, context: int
+) -> tuple[Callable[[Callable[[torch.Tensor], object] | None], None], stack.Scratch, list[str]]:
+    """(all layers of a step, run with the sum over ranks that it is given; their activations; paths of attention).
+
+    Raises:
+        Unserved: no attention runs over some layer's cache.
+    """
+    device, spec = session.device, session.layout.spec
+    dims = [layer.head.head_dim for layer in held.layers if layer.head is not None]
+    scratch = stack.Scratch.of(batch, spec.hidden_size, max(dims, default=2), device.torch_device)
+    attends, names = _attends(session, held, scratch, batch, context)
+    states = [
+        torch.ones((batch, layer.state_elements), dtype=stack.DTYPE, device=device.torch_device)
+        if layer.state_elements else None
+        for layer in held.layers
+    ]  # fmt: skip
+
+    def layers(reduce: Callable[[torch.Tensor], object] | None) -> None:
+        for index, layer in enumerate(held.layers):
+            stack.run_layer(layer, scratch, attends.get(index), states[index], reduce)
+
+    return layers, scratch, names
 
 
 def _attends(
@@ -339,64 +356,3 @@ def _alone(session: Session, batch: int) -> list[float]:
             between.gate(y[:, : 2 * wide].contiguous() if y.shape[1] > 2 * wide else y, out)
 
     return timing.sample(device, work, samples=max(3, session.limits.samples // 2), per=chains)
-
-
-def predicted_seconds(setup: Setup | str, batch: int, context: int) -> float | None:
-    """The planner's step; None where it says nothing."""
-    if isinstance(setup, str):
-        return None
-    return float(decode.step(setup.works, setup.rates, setup.layout, batch, context).seconds)
-
-
-def _point_rows(session: Session, held: Held, points: list[Point]) -> list[Row]:
-    before, after = session.speed(), session.speed(session.calibration())
-    part = "" if len(held.layers) == session.layout.spec.num_layers else f"{len(held.layers)} layers, scaled; "
-    rows, misses, stated = [], [], []
-    for point in sorted(points):
-        now = predicted_seconds(after, point.batch, point.context)
-        first = predicted_seconds(before, point.batch, point.context)
-        middle = median(point.seconds)
-        notes = [f"{point.batch / middle:,.0f} tokens/s"]
-        if not isinstance(after, str):
-            parts = decode.step(after.works, after.rates, after.layout, point.batch, point.context)
-            notes.append(f"bound by {decode.bound(parts) or 'memory'}")
-            if session.figures.read_bytes_per_second is not None:
-                read = _bytes_read(after, point.batch, point.context)
-                notes.append(f"{read / middle / session.figures.read_bytes_per_second.value:.0%} of the read ceiling")
-        if first is not None:
-            stated.append(abs(first / middle - 1))
-            notes.append(f"before calibration {first * 1e3:.2f} ms ({first / middle - 1:+.1%})")
-        if now is not None:
-            misses.append(abs(now / middle - 1))
-        rows.append(
-            row(
-                "decode", f"step, {held.fmt} cache, {point.batch} x {point.context}", predicted=now,
-                measured=point.seconds, unit="s", note=f"{part}{'; '.join(notes)}; {point.cache}",
-            )
-        )  # fmt: skip
-    plain = not any(layer.experts or (layer.head and layer.head.latent) for layer in held.layers)
-    return rows + _summaries(session, misses, stated, plain)
-
-
-def _bytes_read(setup: Setup, batch: int, context: int) -> float:
-    from kvplan.planning.speed import work as of
-
-    return float(sum(of.weight_bytes(w, batch) + batch * of.kv_bytes(w, context) for w in setup.works))
-
-
-def _summaries(session: Session, misses: list[float], stated: list[float], plain: bool) -> list[Row]:
-    rows = []
-    middle, worst = (MEDIAN_MISS, WORST_MISS) if plain else (OTHER_MEDIAN_MISS, OTHER_WORST_MISS)
-    judged = 0.0 if session.device.is_cuda else None
-    bounds = [("median miss of predicted steps", misses, 0.5, middle),
-              ("miss of nine in ten predicted steps", misses, 0.9, worst),
-              ("median miss before calibration", stated, 0.5, STATED_MISS)]  # fmt: skip
-    for name, found, share, bound in bounds:
-        if found:
-            rows.append(
-                row(
-                    "decode", name, predicted=bound, measured=quantile(found, share), unit="ratio", tolerance=judged,
-                    sense="at_most", note=f"over {len(found)} points; predicted is the bound",
-                )
-            )  # fmt: skip
-    return rows

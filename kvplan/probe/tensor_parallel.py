@@ -1,23 +1,21 @@
-"""Layers of one tensor-parallel rank with random weights, for the step under ``torchrun``.
+"""Layers with random weights in plain torch operators and any precision, for decode in RAM.
 
-Plain torch operators: what is measured is what messages add, not how fast a kernel is (the sections ``attention`` and
-``decode`` do that).
+Layers of K and V with one gated, dense FFN; `kvplan.probe.stack` has those of every model, in 16 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.probe import extras
-from kvplan.spec.ffn import MoeFfn
+from kvplan.spec.ffn import DenseFfn
 
 if TYPE_CHECKING:
     from kvplan.probe.session import Session
 
 
 class StackShape(NamedTuple):
-    """What the layers of a rank look like."""
+    """What the layers look like."""
 
     layers: int
     hidden: int
@@ -26,7 +24,7 @@ class StackShape(NamedTuple):
     head_dim: int
     head_dim_v: int
     ffn: int
-    """Rows of the gate and of the up projection on this rank."""
+    """Rows of the gate and of the up projection."""
     batch: int
     context: int
     dtype: str
@@ -34,11 +32,6 @@ class StackShape(NamedTuple):
     @property
     def element_bytes(self) -> int:
         return 4 if self.dtype == "float32" else 2
-
-    @property
-    def message_bytes(self) -> int:
-        """Of one all-reduce: the hidden states of all sequences."""
-        return self.batch * self.hidden * self.element_bytes
 
     @property
     def layer_bytes(self) -> int:
@@ -49,15 +42,18 @@ class StackShape(NamedTuple):
 
     @classmethod
     def of(cls, session: Session) -> StackShape | None:
-        """From the rank's model; None where its first caching layer is no plain attention."""
+        """From the model; None where it is more than plain attention and gated, dense FFNs of one width."""
         layer = next((x for x in session.layout.layers if x.kind in ("full", "sliding")), None)
         if layer is None or layer.query_heads is None or len(layer.streams) < 2:
+            return None
+        ffn = _ffn_rows(session.layout.spec)
+        if ffn is None:
             return None
         spec, key, value = session.layout.spec, layer.streams[0], layer.streams[1]
         quick, cpu = session.limits.quick, session.device.kind == "cpu"
         shape = cls(
             layers=1, hidden=spec.hidden_size, query_heads=layer.query_heads, kv_heads=key.heads,
-            head_dim=key.head_dim, head_dim_v=value.head_dim, ffn=_ffn_rows(spec), batch=2 if cpu else 16,
+            head_dim=key.head_dim, head_dim_v=value.head_dim, ffn=ffn, batch=2 if cpu else 16,
             context=128 if cpu else 4096, dtype="float32" if cpu else "bfloat16",
         )  # fmt: skip
         wanted = 2 if cpu else 8 if quick else 32
@@ -65,14 +61,13 @@ class StackShape(NamedTuple):
         return shape._replace(layers=min(wanted, fit, spec.num_layers)) if fit else None
 
 
-def _ffn_rows(spec: Any) -> int:
-    """Width of the first dense FFN of the rank, or of what one token uses of its experts."""
-    for name in spec.layers:
-        for ffn in spec.blocks[name].ffns:
-            if isinstance(ffn, MoeFfn):
-                return int(ffn.intermediate_size * ffn.experts_per_token)
-            return int(ffn.intermediate_size)
-    return 4 * int(spec.hidden_size)
+def _ffn_rows(spec: Any) -> int | None:
+    """Width of the dense FFN that every layer has; None where a layer has experts, no gate, or another width."""
+    found = [spec.blocks[name].ffns for name in set(spec.layers)]
+    if not all(len(ffns) == 1 and isinstance(ffns[0], DenseFfn) and ffns[0].gated for ffns in found):
+        return None
+    widths = {ffns[0].intermediate_size for ffns in found}
+    return int(widths.pop()) if len(widths) == 1 else None
 
 
 class Stack:
@@ -101,8 +96,8 @@ class Stack:
         ]  # fmt: skip
         self.x = draw(shape.batch, shape.hidden)
 
-    def step(self, reduce: Callable[[Any], Any] | None) -> Any:
-        """One token for every sequence; `reduce` adds a tensor up over the ranks, in place."""
+    def step(self) -> Any:
+        """One token for every sequence."""
         functional = extras.torch().nn.functional
         shape, x = self.shape, self.x
         for layer in self.layers:
@@ -114,12 +109,8 @@ class Stack:
                 q.unflatten(-1, (shape.query_heads, -1)).unsqueeze(2), layer["k"], layer["v"], enable_gqa=True
             )
             out = functional.linear(seen.flatten(1), layer["out"])
-            if reduce is not None:
-                reduce(out)
             x = x + out
             gate, up = functional.linear(functional.rms_norm(x, (shape.hidden,)), layer["up"]).chunk(2, -1)
             out = functional.linear(functional.silu(gate) * up, layer["down"])
-            if reduce is not None:
-                reduce(out)
             x = x + out
         return x

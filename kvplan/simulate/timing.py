@@ -115,7 +115,7 @@ class StepTimer:
     def _per_sequence(self, work: StageWork) -> Callable[[int], float]:
         def seconds(context: int) -> float:
             cache = of.kv_bytes(work, context) / self.rates.attention_bandwidth
-            attention = of.attention_flops(work, context) / self.scores
+            attention = of.attention_flops(work, context, self.rates.index_share) / self.scores
             return float(join(cache, attention, self.rates.softness))
 
         return seconds
@@ -225,7 +225,8 @@ class StepTimer:
         """Seconds of attention over the first `end` tokens of a prompt."""
         found = self.squares.get(end)
         if found is None:
-            found = [float(of.prefill_attention_flops(w, end) / self.scores) for w in self.works]
+            index = self.rates.index_share
+            found = [float(of.prefill_attention_flops(w, end, index) / self.scores) for w in self.works]
             if len(self.squares) < _KEPT:
                 self.squares[end] = found
         return found[stage]

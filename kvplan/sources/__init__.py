@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,100}?)?(:[\w./+-]{1,200})?\Z")
 
 
-def find_model(text: str, *, assume: str | None = None, hub: bool = False) -> ModelSpec:
-    """The model behind a name or a path: what `read_model` finds, without where its fields come from."""
-    return read_model(text, assume=assume, hub=hub).model
+def find_model(
+    text: str, *, assume: str | None = None, hub: bool = False, weights: str | None = None
+) -> ModelSpec:  # fmt: skip
+    """The model behind a name or a path: what `read_model` finds, without where its fields come from.
+
+    Args:
+        weights: the format that the caller counts the weights in; None or ``auto``: what the model says.
+    """
+    return read_model(text, assume=assume, hub=hub, weights_told=weights not in (None, "auto")).model
 
 
-def read_model(text: str, *, assume: str | None = None, hub: bool = False) -> Reading:
+def read_model(text: str, *, assume: str | None = None, hub: bool = False, weights_told: bool = False) -> Reading:
     """The model behind a catalog id, a hub name, or the path of a file or folder that describes one.
 
     An id of the catalog comes first, then a folder with a ``config.json``, then the catalog's other names. The
@@ -33,6 +39,8 @@ def read_model(text: str, *, assume: str | None = None, hub: bool = False) -> Re
         assume: ``llama-like`` reads a configuration of an unknown family as plain attention in every layer.
         hub: read ``org/name`` (or a GGUF file in it, ``org/name:Q4_K_M``) from the Hugging Face hub; nothing else
             here reaches the network.
+        weights_told: the caller knows how the weights are stored; a quantisation that a configuration names and that
+            is not understood is a warning then.
 
     Raises:
         UnknownNameError: no such model; SpecError: a file that cannot be used; InputError: the hub cannot answer.
@@ -42,15 +50,15 @@ def read_model(text: str, *, assume: str | None = None, hub: bool = False) -> Re
     if hub and text.lower().endswith(".gguf") and text[:1].isalnum() and "/" in text and not os.path.exists(text):
         from kvplan.sources.hub import read_hub  # a file of a repository, not of this machine
 
-        return read_hub(text, assume=assume)
+        return read_hub(text, assume=assume, weights_told=weights_told)
     if _is_path(text) or _has_config(text):
         from kvplan.sources.paths import read_path
 
-        return read_path(text, assume=assume)
+        return read_path(text, assume=assume, weights_told=weights_told)
     if hub and "/" in text:
         from kvplan.sources.hub import read_hub
 
-        return read_hub(text, assume=assume)
+        return read_hub(text, assume=assume, weights_told=weights_told)
     from kvplan.catalog import load_model
 
     try:
@@ -59,7 +67,7 @@ def read_model(text: str, *, assume: str | None = None, hub: bool = False) -> Re
         if os.path.isdir(text):
             from kvplan.sources.paths import read_path
 
-            return read_path(text, assume=assume)  # says what the folder lacks
+            return read_path(text, assume=assume, weights_told=weights_told)  # says what the folder lacks
         if not hub and _HUB_NAME.match(text):
             error.hint = f"{error.hint or ''}; --hub reads it from the Hugging Face hub".removeprefix("; ")
         raise

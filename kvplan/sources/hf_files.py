@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.errors import SpecError, UnknownNameError, printable
 from kvplan.sources import strict_json
 from kvplan.sources.hf.keys import Config
-from kvplan.sources.hf.quantization import PART_APART
+from kvplan.sources.hf.quantization import PART_APART, UNREAD
 from kvplan.sources.hf.read import ASSUMPTIONS, is_known, read_config, text_part
 from kvplan.sources.reading import Reading
 from kvplan.spec.model import ENCODERS_APART
@@ -32,21 +32,22 @@ _QUANTIZATION_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json
 _NOT_IN_AN_ID = re.compile(r"[^a-z0-9._-]+")
 
 
-def read_config_file(path: str, *, assume: str | None = None) -> Reading:
+def read_config_file(path: str, *, assume: str | None = None, weights_told: bool = False) -> Reading:
     """The model of a ``.json`` file with Hugging Face keys.
 
     Args:
         assume: ``llama-like``, the way past an unknown family or field.
+        weights_told: as `kvplan.sources.read_model`.
 
     Raises:
         SpecError: the file cannot be read, or describes no model that is understood.
     """
     path = os.path.expanduser(path)
     data, text = strict_json.read_json(path)
-    return _read(data, text, printable(path), name=name_of(path, data), assume=assume)
+    return _read(data, text, printable(path), name=name_of(path, data), assume=assume, weights_told=weights_told)
 
 
-def read_folder(path: str, *, assume: str | None = None) -> Reading:
+def read_folder(path: str, *, assume: str | None = None, weights_told: bool = False) -> Reading:
     """The model of a folder with a ``config.json``, with the weights that its files hold.
 
     Raises:
@@ -58,15 +59,25 @@ def read_folder(path: str, *, assume: str | None = None) -> Reading:
     config = os.path.join(path, CONFIG_NAME)
     if not os.path.lexists(config):
         raise SpecError(f"no {CONFIG_NAME} in this folder", where=printable(path), hint=_other_files(path))
-    return read_files(Folder(path), name=None, path=config, assume=assume)
+    return read_files(Folder(path), name=None, path=config, assume=assume, weights_told=weights_told)
 
 
-def read_files(files: Files, *, name: str | None, path: str = CONFIG_NAME, assume: str | None = None) -> Reading:
+def read_files(
+    files: Files,
+    *,
+    name: str | None,
+    path: str = CONFIG_NAME,
+    assume: str | None = None,
+    weights_told: bool = False,
+) -> Reading:
     """The model behind the files of one checkpoint, wherever they lie.
+
+    A quantisation that is not understood is a warning where the headers tell every byte, and an error otherwise.
 
     Args:
         name: what to call the model; None: by the folder of `path`.
         path: of the configuration.
+        weights_told: as `kvplan.sources.read_model`.
     """
     from kvplan.sources.checkpoint.measure import measured
 
@@ -78,8 +89,12 @@ def read_files(files: Files, *, name: str | None, path: str = CONFIG_NAME, assum
     data = strict_json.parse(text, where)
     if isinstance(data, dict):
         data = _with_quantization(data, files)
-    found = _read(data, text, where, name=name or name_of(path, data), assume=assume)
+    called = name or name_of(path, data)
+    found = _read(data, text, where, name=called, assume=assume, weights_told=True)
     model = measured(found.model, files, dtype_said=_says_dtype(data))
+    stored = model.checkpoint is not None and bool(model.checkpoint.stored)
+    if not (stored or weights_told) and any(warning.startswith(UNREAD) for warning in model.file_warnings):
+        _read(data, text, where, name=called, assume=assume)  # says what is not understood
     if model.checkpoint and model.checkpoint.stored:
         told = tuple(w for w in model.file_warnings if not w.startswith((PART_APART, ENCODERS_APART)))  # files tell
         source = f"{model.source} and the headers of its safetensors files"
@@ -136,17 +151,21 @@ def checked(assume: str | None) -> str | None:
     return assume
 
 
-def _read(data: Any, text: str, where: str, *, name: str | None, assume: str | None) -> Reading:
+def _read(
+    data: Any, text: str, where: str, *, name: str | None, assume: str | None, weights_told: bool = False
+) -> Reading:  # fmt: skip
     checked(assume)
     fields: dict[str, Any] = {}
     try:
-        model = read_config(data, where=where, name=name, used=fields)
+        model = read_config(data, where=where, name=name, used=fields, weights_told=weights_told)
     except SpecError as error:
         if assume is None:
             raise strict_json.with_line(_explained(error, data, where), text, where) from None
         fields.clear()
         try:
-            model = read_config(data, where=where, name=name, assume=assume, used=fields)
+            model = read_config(
+                data, where=where, name=name, assume=assume, used=fields, weights_told=weights_told
+            )  # fmt: skip
         except SpecError as other:
             raise strict_json.with_line(other, text, where) from None
         known = is_known(model.family)
@@ -169,6 +188,11 @@ def _explained(error: SpecError, data: Any, where: str) -> SpecError:
             where=where,
             hint="plan its base model, add --max-loras",
         )
+    if "n_layers" in data and "dim" in data and "model_type" not in data:
+        return SpecError(
+            "is the params.json of Mistral's or Meta's own format", where=where,
+            hint="name the config.json that the same model has on the hub",
+        )  # fmt: skip
     if "_class_name" in data or "_diffusers_version" in data:
         return SpecError("is the configuration of a diffusion model", where=where, hint="kvplan sizes language models")
     return error

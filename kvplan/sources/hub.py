@@ -34,7 +34,7 @@ _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18})\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 
 
-def read_hub(name: str, *, assume: str | None = None) -> Reading:
+def read_hub(name: str, *, assume: str | None = None, weights_told: bool = False) -> Reading:
     """The model of a repository, ``org/name`` or ``org/name@revision``, or of a GGUF file in it.
 
     Such a file is named by itself or by how it is quantised: ``org/name:Q4_K_M``, ``org/name:model.gguf``.
@@ -63,7 +63,7 @@ def read_hub(name: str, *, assume: str | None = None) -> Reading:
 
         return read_gguf(files, tag or path, assume=assume)
     try:
-        found = read_files(files, name=repo.partition("/")[2], assume=assume)
+        found = read_files(files, name=repo.partition("/")[2], assume=assume, weights_told=weights_told)
     except SpecError as error:
         if error.message == f"no {CONFIG_NAME}":
             from kvplan.sources.hub_gguf import hint

@@ -8,11 +8,12 @@ from kvplan.errors import SpecError, printable
 from kvplan.sources.reading import Reading
 
 
-def read_path(path: str, *, assume: str | None = None) -> Reading:
+def read_path(path: str, *, assume: str | None = None, weights_told: bool = False) -> Reading:
     """The model of a YAML spec, a configuration, a folder with one, or a GGUF file.
 
     Args:
         assume: ``llama-like`` reads a configuration of an unknown family as plain attention in every layer.
+        weights_told: as `kvplan.sources.read_model`.
 
     Raises:
         SpecError: there is no such file, or it cannot be used.
@@ -21,7 +22,7 @@ def read_path(path: str, *, assume: str | None = None) -> Reading:
 
     path = os.path.expanduser(path)
     if _is_folder(path):
-        return read_folder(path, assume=assume)
+        return read_folder(path, assume=assume, weights_told=weights_told)
     name = path.lower()
     if name.endswith(".gguf"):
         from kvplan.sources.gguf.metadata import read_file
@@ -36,7 +37,7 @@ def read_path(path: str, *, assume: str | None = None) -> Reading:
     if name.endswith(".safetensors.index.json"):
         raise SpecError("is the index of a checkpoint", where=printable(path), hint="name the folder that holds it")
     if name.endswith(".json") and not is_spec(path):
-        return read_config_file(path, assume=assume)
+        return read_config_file(path, assume=assume, weights_told=weights_told)
     if name.endswith((".yaml", ".yml", ".json")):
         from kvplan.sources.yaml_file import load_model_file
 

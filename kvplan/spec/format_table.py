@@ -248,16 +248,21 @@ def _add_integer_families() -> None:
                     source=f"GPTQ: int{bits}, per group of {group} an fp16 scale and a zero point of {bits} bits",
                 )  # fmt: skip
         FORMATS[f"gptq{bits}_channel"] = _row(
-            block_elements=8, block_bytes=bits, row_scale_bytes=3, use="weights",
+            block_elements=8,
+            block_bytes=bits,
+            row_scale_bytes=3,
+            use="weights",
             source=f"GPTQ: int{bits}, per output row an fp16 scale and a zero point, rounded up to 3 bytes",
         )
     for quarters in range(4, 33):
         mean = f"{quarters / 4:.2f}"
-        short = mean.rstrip("0").rstrip(".") + "bpw"
-        plain = mean.removesuffix("0")
+        spellings = {
+            f"exl3_{mean.removesuffix('0')}",
+            *(f"exl3_{m}bpw" for m in (f"{quarters / 4:g}", mean[:-1], mean)),
+        }
         FORMATS[f"exl3_{mean}bpw"] = _row(
             block_elements=32, block_bytes=quarters, tile=(1 << 40, 1), tile_bytes=2, row_scale_bytes=2, use="weights",
-            aliases=tuple(dict.fromkeys((f"exl3_{short}", f"exl3_{plain}", f"exl3_{plain}bpw"))),
+            aliases=tuple(sorted(n for n in spellings if n != f"exl3_{mean}bpw" and (mean.endswith("0") or mean in n))),
             source="exllamav3 1.6.5 modules/quant/exl3.py: a trellis, and an fp16 sign per input and output",
         )  # fmt: skip
     for bits in range(2, 9):

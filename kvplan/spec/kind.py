@@ -72,6 +72,8 @@ class Read(NamedTuple):
     """The same in prefill, where latent attention rebuilds K and V."""
     limit: int | None = None
     """Entries read at most (sparse attention's top-k); None: all that are there."""
+    beyond_flops: int | None = None
+    """`prefill_flops` of tokens that read no more than `limit` of what is there; None: it is that."""
 
     def entries(self, tokens: Tokens) -> Tokens:
         """Entries read with `tokens` cached (int or integer array). A chunk starts over, so it is rarely full."""
@@ -80,6 +82,14 @@ class Read(NamedTuple):
             return (tokens - 1) % stream.window + 1
         held = stream.entries(tokens)
         return held if self.limit is None else cast("Tokens", smaller(held, self.limit))
+
+    def prefill(self, tokens: Tokens) -> Any:
+        """FLOPs over a whole causal prefill of `tokens`."""
+        found = self.total(tokens) * self.prefill_flops
+        if self.beyond_flops is None or self.limit is None:
+            return found
+        beyond = tokens - smaller(tokens, self.limit * self.stream.ratio)
+        return found + beyond * (self.limit * (self.beyond_flops - self.prefill_flops))
 
     def total(self, tokens: Tokens) -> Any:
         """Entries read over a whole causal prefill of `tokens`: the sum of `entries` at 1, 2, ..., `tokens`."""
@@ -210,7 +220,7 @@ class CacheKind(LayerPart):
         """The same over a whole causal prefill of `tokens`: half of the square for full attention."""
         total: Any = tokens * self.state_flops()
         for read in self.reads():
-            total = total + read.total(tokens) * read.prefill_flops
+            total = total + read.prefill(tokens)
         return total
 
 

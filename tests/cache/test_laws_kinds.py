@@ -270,6 +270,10 @@ def test_flops_over_latent_rows() -> None:
     assert V3.attention_flops(1000) == 2 * 128 * (576 + 512) * 1000
     assert V3.prefill_flops(3) == 2 * 128 * (192 + 128) * (1 + 2 + 3)
     # with the indexer at most 2048 rows are read, while it looks at all keys
+    # prefill rebuilds K and V for tokens that read all rows; the others work on the rows that each picks
+    full, picked = 2048 * 2049 // 2, 2048 * (10_000 - 2048)
+    scores = 2 * 128 * ((192 + 128) * full + (576 + 512) * picked)
+    assert V32.prefill_flops(10_000) == scores + 2 * 64 * 128 * (10_000 * 10_001 // 2)
     assert V32.attention_flops(10_000) == 2 * 128 * (576 + 512) * 2048 + 2 * 64 * 128 * 10_000
     assert replace(V32, index_heads=None).attention_flops(1) == 2 * 128 * (576 + 512) + 2 * 128
     rows, keys = V32.reads()

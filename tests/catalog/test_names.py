@@ -250,3 +250,15 @@ def test_a_recalled_context_length_says_so() -> None:
     assert found.inputs["max_model_len"] == 32_768
     assert any("Qwen/Qwen2.5-7B-Instruct is recalled" in w for w in found.warnings)
     assert not any("recalled" in w for w in plan("qwen2.5-7b").warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "repo"),
+    [
+        ("Qwen/Qwen3-32B-AWQ", "Qwen/Qwen3-32B-AWQ"), ("qwen/qwen3-32b", "Qwen/Qwen3-32B"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"), ("qwen3-32b-awq", "qwen3-32b-awq"),
+        ("qwen3-32b", "Qwen/Qwen3-32B"), ("llama3.1:8b", "meta-llama/Llama-3.1-8B"),
+    ],
+)  # fmt: skip
+def test_the_repository_is_the_one_that_was_named(name: str, repo: str) -> None:
+    assert load_model(name).repo == repo

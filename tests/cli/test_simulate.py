@@ -94,7 +94,9 @@ def test_vary_writes_a_row_a_simulation(run: Run, tmp_path: Path) -> None:
         *BASE, "--trace", AZURE, "--vary", "request-rate=1,2,4", "--workers", "1", "--format", "html"
     )  # fmt: skip
     assert "Time to the first token" in shown.out
-    plain = json.loads(run(*BASE, "--trace", AZURE, "--vary", "seed=1,2", "--workers", "1", "--json").out)
+    plain = json.loads(
+        run(*BASE, "--trace", AZURE, "--request-rate", "2", "--vary", "seed=1,2", "--workers", "1", "--json").out
+    )
     assert plain["schema"] == "kvplan.simulations/1"
     assert [row["seed"] for row in plain["rows"]] == ["1", "2"]
 

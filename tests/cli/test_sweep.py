@@ -197,7 +197,7 @@ def test_an_interrupted_sweep_leaves_the_old_file_whole(tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=30)
     assert child.returncode == 130
-    assert err == b""
+    assert err == b"interrupted: nothing is written\n"
     assert os.listdir(tmp_path) == ["grid.csv"]
     assert path.read_text() == "old\n"
 
@@ -288,3 +288,19 @@ def test_figures_of_traffic_need_traffic(run: Run) -> None:
     assert [row["serving.targets_hold"] for row in rows] == ["false", "true"]
     compared = json.loads(run("compare", *sweep[1:], "--tpot", "30ms", "--json").out)
     assert all(row["serving.targets_hold"] for row in compared["rows"])
+
+
+def test_a_map_marks_the_plans_that_do_not_fit(run: Run) -> None:
+    """Though nobody asked for the figure that says so, which is then in no other format."""
+    words = ("sweep", "llama-3.1-8b", "--gpu", "l4", "--vary", "max-model-len=8K,128K", "--vary", "concurrency=1,2")
+    words += ("--figure", "decode.tokens_per_second")
+    drawn = run(*words, "--format", "text")
+    (short,) = [line for line in drawn.out.splitlines() if " 8,192 " in line]
+    (long,) = [line for line in drawn.out.splitlines() if "131,072 " in line]
+    assert short.count("!") == 0
+    assert long.count("!") == 2
+    assert "!: 2 of 4 plans do not fit" in drawn.out
+    assert "! and a cut corner: 2 of 4 plans do not fit" in run(*words, "--format", "html").out
+    listed = run(*words, "--format", "csv").out
+    assert "fits" not in listed
+    assert "!" not in listed

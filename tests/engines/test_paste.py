@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvplan import plan
+from kvplan.deployment import of_command
 from kvplan.engines.paste import quoted
 from kvplan.planning.plan import Plan
 from kvplan.sources.commands import read_command
@@ -102,3 +103,15 @@ def test_a_checkpoint_that_is_quantised_is_not_quantised_again() -> None:
     made = plan("Qwen/Qwen3-32B-AWQ", gpu="h100-sxm", weights="fp8")
     assert "--quantization" not in pasted(made)
     assert "(a checkpoint in fp8)" in pasted(made)
+
+
+def test_what_the_line_lacks_of_the_one_given_is_said() -> None:
+    """Flags without a bearing on the cache are named where they are passed over; what the engine needs is a warning."""
+    overrides = "--hf-overrides '{\"max_position_embeddings\": 60000}'"
+    read = read_command(f"vllm serve Qwen/Qwen3-32B-FP8 --host 0.0.0.0 {overrides}")
+    made = of_command(read, {"gpu": "h100-sxm"})
+    assert made.report is not None
+    assert "ignored: --host (a line to paste lacks them)" in made.report.note()
+    assert [text for text in made.plan().warnings if text.startswith("the line to paste leaves out")]
+    plain = of_command(read_command("vllm serve Qwen/Qwen3-32B-FP8"), {"gpu": "h100-sxm"})
+    assert not [text for text in plain.plan().warnings if "to paste" in text]

@@ -137,7 +137,11 @@ def test_a_file_without_an_id_is_of_the_gpu_that_its_driver_names(tmp_path: Path
     with pytest.raises(KvplanError, match="does not say which GPU"):
         planned(unclear, gpu="a100-sxm4-80gb")
     unknown = written(tmp_path, calibration(device={"name": "Prototype 7", "driver": "1"}))
-    assert planned(unknown, gpu="h100-sxm").decode is not None
+    with pytest.raises(KvplanError, match="Prototype 7, which is no GPU of the catalog, not on h100-sxm") as refused:
+        planned(unknown, gpu="h100-sxm")
+    assert refused.value.hint == 'write "gpu": "h100-sxm" into its device, if it was this one'
+    named = written(tmp_path, calibration(device={"name": "Prototype 7", "gpu": "h100-sxm"}))
+    assert planned(named, gpu="h100-sxm").decode is not None
 
 
 def test_two_bandwidths_are_refused(tmp_path: Path) -> None:

@@ -366,6 +366,32 @@ def test_a_run_of_equal_chunks_is_the_same_as_one_after_the_other() -> None:
     assert [row[1] for row in rows] == pytest.approx(prefill.left(free, seconds, 4))
 
 
+def test_index_scores_count_at_the_rate_of_8_bits_where_the_engine_has_them() -> None:
+    """DeepSeek-V3.2: 64 index heads of 128 on every rank look at every token; FLOPs stay what they are."""
+    assert made("deepseek-v3.2", "vllm", tensor_parallel_size=8).rates.index_share == pytest.approx(0.5, rel=0.01)
+    assert made("deepseek-v3.2", "transformers").rates.index_share == 1
+    (work,) = works("deepseek-v3.2", tensor_parallel_size=8)
+    index, n = 61 * 2 * 64 * 128, 10_000
+    row, rebuilt = 2 * 16 * (576 + 512), 2 * 16 * (192 + 128)
+    assert of.attention_flops(work, n) == 61 * 2048 * row + index * n
+    assert of.attention_flops(work, n, 0.5) == 61 * 2048 * row + index * n / 2
+    short = 2048 * 2049 // 2
+    scores = 61 * (rebuilt * short + row * 2048 * (n - 2048))
+    assert of.prefill_attention_flops(work, n) == scores + index * (n * (n + 1) // 2)
+    assert of.prefill_attention_flops(work, n, 0.5) == scores + index * (n * (n + 1) // 2) / 2
+    eight = ROUND._replace(index_share=0.5)
+    slow, fast = (prefill.prompt([work], r, Layout(tp=8), n, 2048) for r in (ROUND, eight))
+    assert slow is not None
+    assert fast is not None
+    assert slow.flops == fast.flops
+    assert slow.compute - fast.compute == pytest.approx(index * (n * (n + 1) // 2) / 2 / 2e14)
+    made_of = made("deepseek-v3.2", "vllm", tensor_parallel_size=8)._replace(rates=eight)
+    lengths = Lengths(n, 256)
+    total, _ = passed(profile(made_of, lengths), 4, 0.0, 1)
+    want = decode.step(made_of.works, eight, made_of.layout, 4, lengths.context)
+    assert total + eight.step_seconds == pytest.approx(want.seconds, rel=1e-6)
+
+
 # ---- profile and lengths ----
 
 
@@ -610,7 +636,8 @@ def test_modules_of_several_draft_layers_propose_in_turn() -> None:
     """Each proposal is one module's, so a second one costs memory and no time."""
     spec = load_model("deepseek-v3")
     (name,) = spec.draft_layers
-    twice = replace(spec, draft_layers=(name, name), draft_tensors=tuple(replace(t, count=2) for t in spec.draft_tensors))
+    tensors = tuple(replace(t, count=2) for t in spec.draft_tensors)
+    twice = replace(spec, draft_layers=(name, name), draft_tensors=tensors)
     chosen, device = get_engine("vllm"), load_gpu("h200-sxm")
     drafts = []
     for model in (spec, twice):

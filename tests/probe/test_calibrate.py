@@ -18,7 +18,6 @@ from kvplan.probe.calibrate import calibration_data, drift_rows
 from kvplan.probe.session import Figures, MeasuredFigure, MeasuredLine
 from kvplan.sources import find_model
 
-
 ALL = {"bandwidth", "attention", "decode"}
 """Sections that measure what a calibration holds."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,77 @@ def test_three_ranks_copy_one_kv_head_and_divide_messages_that_are_no_multiple_o
     assert rows["cache on rank 2"]["predicted"] == rows["cache on rank 2"]["measured"]
     assert rows["copies of the cache, as it is"]["measured"] == 3  # one head, held by all
     assert rows["all-to-all, 8 KiB"]["measured"] > 0
+
+
+def test_routed_experts_are_the_ranks_share_and_not_one_dense_ffn() -> None:
+    from kvplan.probe import distributed, run, stack
+    from kvplan.probe.device import detect
+    from kvplan.sources import find_model
+
+    request = run.Request(
+        find_model("qwen3-30b-a3b"), "vllm", {"tensor_parallel_size": 2, "max_model_len": 8192}, detect("cpu"), 1 << 28,
+        quick=True,
+    )  # fmt: skip
+    session = run.open_session(request, lambda text: None)
+    spec = session.layout.spec
+    # q 16 and k, v 2 heads of 128 x 2,048 each way, 128 experts of 3 x 384 x 2,048, router; in 16 bits
+    matrices = 2048 * 128 * (16 + 2 + 2 + 16) + 128 * 3 * 384 * 2048 + 128 * 2048
+    assert stack.layer_bytes(spec, spec.layers[0]) == pytest.approx(2 * matrices, rel=1e-3)
+    line = (258e9, 12e-6, 0.1)
+    assert distributed.planned_step(session, line, 16, 4096) is None  # nothing says how fast this CPU reads
+    session.gpu = dataclasses.replace(session.gpu, bandwidth_bytes_per_second=4_800_000_000_000)
+    fast, slow = (distributed.planned_step(session, (258e9, late, 0.1), 16, 4096) for late in (0.0, 1e-3))
+    assert slow - fast == pytest.approx(2 * 48 * 1e-3)
+    longer = distributed.planned_step(session, line, 16, 8192)
+    cache = 48 * 16 * 4096 * 2 * 2 * 128 * 2  # of the tokens more: layers, sequences, K and V of 2 heads in 16 bits
+    assert longer - distributed.planned_step(session, line, 16, 4096) == pytest.approx(cache / 4.8e12, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun: the processes do not find each other"),
+        ({"RANK": "1"}, None),
+    ],
+)
+def test_half_a_torchrun_is_no_riddle(given: dict[str, str], says: str | None) -> None:
+    env = {k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")}
+    only = "distributed" if says else "device"
+    command = [sys.executable, "-m", "kvplan", "validate", "llama-3.2-1b", "--device", "cpu", "--quick", "--only", only]
+    done = subprocess.run(command, env={**env, **given}, capture_output=True, text=True, timeout=60, check=False)
+    if says is None:  # one process, whatever its rank is called: it speaks
+        assert "memory free" in done.stdout
+    else:
+        assert done.returncode == 2
+        assert says in done.stderr
+        assert "internal error" not in done.stderr
+
+
+def test_a_calibration_is_not_promised_under_torchrun(tmp_path: Path) -> None:
+    first, second = launch("llama-3.2-1b", "--device", "cpu", "--quick", "--save", str(tmp_path / "x.json"))
+    assert first.returncode == second.returncode == 2
+    assert "--save: under torchrun nothing is measured that a calibration holds" in first.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_without_memory_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from kvplan.probe import distributed
+
+    said: list[str] = []
+    session: Any = SimpleNamespace(lack=said.append)
+    monkeypatch.setattr(distributed, "_gathered", lambda value, group: [value, "out of memory"])
+    assert distributed._agreed(session, distributed.Group(0, 2), lambda: 7, "step") is None
+    assert said == ["distributed, step: rank 1: out of memory"]
+    monkeypatch.setattr(distributed, "_gathered", lambda value, group: [value, None])
+    assert distributed._agreed(session, distributed.Group(0, 2), lambda: 7, "step") == 7
+
+    def full() -> None:
+        raise MemoryError
+
+    assert distributed._agreed(session, distributed.Group(0, 2), full, "step") is None
+    assert said[-1] == "distributed, step: rank 0: out of memory"
 
 
 def test_what_runs_alone_is_refused_among_several() -> None:

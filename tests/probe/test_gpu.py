@@ -52,9 +52,7 @@ def test_the_allocators_arithmetic(sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("shape", ["text", "table", "json"])
-def test_the_command_prints_its_report(
-    shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_its_report(shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from kvplan.cli.main import main
 
     saved = tmp_path / "here.json"

@@ -21,8 +21,10 @@ from kvplan.units import MIB
 
 from .test_cpu import failed, session_of
 
-RECURRENT = ("falcon-h1-0.5b", "qwen3-next-80b-a3b", "lfm2-8b-a1b", "kimi-linear-48b-a3b", "zamba2-7b", "rwkv-7-g1-7.2b",
-             "falcon-mamba-7b", "recurrentgemma-2b", "minimax-text-01")  # fmt: skip
+RECURRENT = (
+    "falcon-h1-0.5b", "qwen3-next-80b-a3b", "lfm2-8b-a1b", "kimi-linear-48b-a3b", "zamba2-7b", "rwkv-7-g1-7.2b",
+    "falcon-mamba-7b", "recurrentgemma-2b", "minimax-text-01",
+)  # fmt: skip
 """A catalog model of every kind of layer with a fixed state."""
 
 
@@ -105,9 +107,7 @@ def test_heads_that_are_folded_wrongly_change_the_result(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("model", RECURRENT)
 def test_states_are_those_of_the_engine(model: str, engine: str) -> None:
     """Some engines keep a column more of a convolution than others."""
-    request = run.Request(
-        load_model(model), engine, {"max_model_len": 2048}, detect("cpu"), 64 * MIB, quick=True
-    )
+    request = run.Request(load_model(model), engine, {"max_model_len": 2048}, detect("cpu"), 64 * MIB, quick=True)
     try:
         session = run.open_session(request, lambda text: None)
     except KvplanError:
@@ -115,4 +115,3 @@ def test_states_are_those_of_the_engine(model: str, engine: str) -> None:
     spelled = sum(memory._fixed(layer) for layer in session.layout.layers)
     assert spelled == fixed_bytes(session.layout.spec, session.layout.formats)
     assert any(layer.states for layer in session.layout.layers)
-

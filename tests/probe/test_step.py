@@ -163,7 +163,7 @@ def test_the_sections_fill_a_calibration() -> None:
     calibration = session.calibration()
     assert calibration is not None
     points = [step.time_step(session, held, 1, 64), step.time_step(session, held, 2, 128)]
-    judged = {row.name: row for row in step._point_rows(session, held, points)}
+    judged = {row.name: row for row in step.point_rows(session, held, points)}
     assert judged["step, bf16 cache, 1 x 64"].predicted is not None
     assert judged["median miss of predicted steps"].measured is not None
     assert judged["median miss of predicted steps"].passed is None  # a CPU's caches make its steps erratic

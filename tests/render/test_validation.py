@@ -13,7 +13,6 @@ from kvplan.probe.receipt import row
 from kvplan.render import markdown, table, text
 from kvplan.render.validation import amount, inventory_report, validation_report
 
-
 RECEIPTS = sorted((Path(__file__).parents[2] / "docs" / "validation").glob("**/*.json"))
 
 

@@ -70,3 +70,28 @@ def test_rows_of_a_study_that_are_done_are_written(
     else:
         assert not path.exists()
         assert "before any of 3 simulations was done: nothing is written" in said
+
+
+def test_an_interrupt_while_the_trace_is_read_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvplan.simulate.taking.take_trace", interrupted)
+    assert main([*SIMULATE]) == 130
+    assert "interrupted: nothing is written" in capsys.readouterr().err
+
+
+def test_an_interrupted_sweep_says_that_it_wrote_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvplan.planning.sweep.Sweep.blocks", interrupted)
+    path = tmp_path / "grid.csv"
+    words = ("sweep", "llama-3.2-1b", "--vary", "concurrency=1,2", "--format", "csv", "-o", str(path))
+    assert main([*words]) == 130
+    assert "interrupted: nothing is written" in capsys.readouterr().err
+    assert not path.exists()

@@ -41,6 +41,13 @@ DEPLOYMENTS = [
     ("deepseek-v2-lite", {}),
     ("qwen3-next-80b-a3b", {"tensor_parallel_size": 4}),
 ]
+MORE: list[tuple[str, dict[str, Any]]] = [
+    ("gpt-oss-20b", {}),
+    ("llama-3.1-8b", {"gpu": "l4"}),
+    ("llama-3.1-70b", {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}),
+    ("deepseek-v3.2", {"gpu": "h200-sxm", "tensor_parallel_size": 8}),
+]
+"""Of engines that overlap a prompt's chunks over stages, and of sparse attention besides."""
 
 
 @pytest.mark.parametrize(("model", "settings"), DEPLOYMENTS)
@@ -58,12 +65,12 @@ def test_a_decode_step_is_that_of_the_planner(site, model: str, settings: dict[s
 
 
 @pytest.mark.parametrize("chunk", [512, 2048, 8192])
-@pytest.mark.parametrize(("model", "settings"), [*DEPLOYMENTS, ("gpt-oss-20b", {}), ("llama-3.1-8b", {"gpu": "l4"})])
+@pytest.mark.parametrize(("model", "settings"), [*DEPLOYMENTS, *MORE])
 def test_one_request_alone_has_the_numbers_of_the_plan(
     site: Any, model: str, settings: dict[str, Any], chunk: int
 ) -> None:
-    """Whatever the chunks: whole ones, rests, one token. Where a window fills up during the answer, the mean step is
-    not quite that at the mean context, which is the plan's."""
+    """Whatever the chunks: whole ones, rests, one token. Where a window or a top-k fills up during the answer, the mean
+    step is not quite that at the mean context, which is the plan's."""
     given = {"gpu": "h100-sxm", "max_model_len": 8192, **settings, "max_num_batched_tokens": chunk}
     made = site(model, **given)
 
@@ -75,7 +82,9 @@ def test_one_request_alone_has_the_numbers_of_the_plan(
         output = 2 * half  # of an odd one the plan rounds the mean context down
         prompt = min(prompt, 8192 - output)
         result = figures(simulate(made, trace_of((0, prompt, output))))
-        bent = any(prompt <= window.tokens <= prompt + output for window in made.shape.windows)
+        limits = [r.limit for work in made.setup.works for _, mixer in work.mixers for r in mixer.reads() if r.limit]
+        bends = (*(window.tokens for window in made.shape.windows), *limits)
+        bent = any(prompt <= bend <= prompt + output for bend in bends)
         right = plan(model, prompt_tokens=prompt, output_tokens=output, **given)
         assert right.prefill is not None
         assert right.decode is not None

@@ -154,7 +154,8 @@ def test_indexers_by_a_frequency_or_by_letters() -> None:
     letters = "".join("F" if kind == "full" else "S" for kind in listed)
     assert read_config(data | {"index_topk_pattern": letters, "index_topk_freq": 1}).layers == layers
     assert {n.split("_")[0] for n in read_config(data | {"index_topk_freq": None}).layers} == {"dense", "moe"}
-    short = read_config(data | {"index_skip_topk_offset": None, "num_hidden_layers": 8}).layers
+    few = {"num_hidden_layers": 8, "mlp_layer_types": data["mlp_layer_types"][:8]}
+    short = read_config(data | few | {"index_skip_topk_offset": None}).layers
     assert [i for i, name in enumerate(short) if name.startswith("indexed")] == [0, 1, 5]
 
 
@@ -363,6 +364,8 @@ def test_towers_from_their_own_sizes(model: str) -> None:
         ({"sliding_window": 0}, "sliding_window"),
         ({"sliding_window": 4096, "layer_types": ["full_attention"] * 3}, "3 entries for 4 layers"),
         ({"sliding_window": 4096, "layer_types": ["full_attention"] * 5}, "5 entries for 4 layers"),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_layer_types": ["sparse"] * 3}, "3 entries for 4 layers"),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "moe_layer_freq": [1] * 5}, "5 entries for 4 layers"),
         ({"num_experts": 10**12, "num_experts_per_tok": 2}, "1,000,000,000,000 experts"),
         ({"sliding_window": 4096, "layer_types": ["strange_attention"] * 4}, "strange_attention"),
         ({"layer_types": ["sliding_attention"] * 4}, "no sliding_window"),

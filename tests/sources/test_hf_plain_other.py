@@ -159,3 +159,10 @@ def test_every_family_has_a_case() -> None:
         assert read(kind, **BASE).parameters == llama.parameters
     assert read("cosmos3_edge_text", **BASE).parameters == llama.parameters - 6 * 64 * 160
     assert cached(read("chameleon", **BASE)) == cached(llama)
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_the_head_of_cpm_ant_is_its_own_whatever_the_file_says(tied: bool | None) -> None:
+    """Its embedding has rows for prompts, and the head has none: they cannot be one matrix."""
+    sizes = {"num_hidden_layers": 48, "hidden_size": 4096, "vocab_size": 30720, "num_attention_heads": 32}
+    assert read("cpmant", **sizes, tie_word_embeddings=tied).parameters == SIZES_OF_THE_CLASS["cpmant"]

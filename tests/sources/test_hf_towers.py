@@ -102,6 +102,8 @@ MODULES: list[tuple[str, int, dict[str, Any], int]] = [
     ("kimi_k25", 7168, {"vision_config": {"patch_size": 14, **{f"vt_{k}": n for k, n in KIMI_EYE.items()}}},
      471_143_920),
     ("internvl", 4096, {"vision_config": INTERN_EYE}, 337_509_376),
+    ("minimax_m3_vl", 6144, {"projector_hidden_size": 6144, "vision_config": BLIP | {"model_type": "clip_vision_model",
+        "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32}}, 865_567_232),
     ("llava", 4096, {"vision_config": CLIP}, 324_487_168),
     ("llava_next", 4096, {"vision_config": CLIP}, 324_491_264),
     ("llava_onevision", 4096, {"vision_config": SIGLIP | {"model_type": "siglip_vision_model"}}, 419_255_840),
@@ -171,7 +173,7 @@ def test_encoders_of_one_size_where_the_file_speaks_of_them() -> None:
     whole = read_config(PHI4 | {"embd_layer": {"embedding_cls": "image_audio"}, "audio_processor": {"a": 1}} | loras)
     assert whole.parameters == 3_836_021_760 + 907_982_272
     assert len(whole.file_warnings) == 1
-    assert "vision_lora, speech_lora are not counted" in whole.file_warnings[0]
+    assert whole.file_warnings[0].startswith("vision_lora, speech_lora: adapters beside the weights")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,7 @@ def test_encoders_of_one_size_where_the_file_speaks_of_them() -> None:
         ({"audio_config": {"channels": 8}}, "of audio_config are not counted"),
         ({"vision_config": {"model_args": {"depth": 2}}}, "of vision_config are not counted"),
         ({"vision_config": CLIP}, "of the vision part are an estimate"),
+        ({"model_type": "internvl_chat", "vision_config": CLIP}, "of the vision part are an estimate"),
         ({"audio_config": WHISPER, "vision_config": CLIP}, "of the vision and audio part are an estimate"),
         ({"vision_config": QWEN2_5_EYE | {"model_type": "qwen2_5_vl"}}, "of the vision part are an estimate"),
     ],

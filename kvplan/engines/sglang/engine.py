@@ -238,7 +238,8 @@ class Sglang(VersionedEngine):
             InputError, UnsupportedError: one that cannot be read, or that SGLang refuses.
         """
         limit, key = settings.extra.get("max_total_tokens"), architecture_key(model)
-        windows = [held_window(key, s.window) for _, m in model.mixers() for s in m.streams() if s.window]
+        pooled = self._window_pool(model)
+        windows = [held_window(key, s.window) for _, m in model.mixers() for s in m.streams() if s.window and pooled]
         return {
             "version": self.version,
             "page": whole_number(settings, "page_size", 1),
@@ -247,7 +248,7 @@ class Sglang(VersionedEngine):
                 settings.extra.get("mamba_full_memory_ratio", STATE_RATIO), "mamba_full_memory_ratio"
             ),
             "slots": requests.state_slots(settings, key, self.version),
-            "window_tokens": requests.window_tokens(settings, max(windows, default=0), key, self.version),
+            "window_tokens": requests.window_tokens(settings, max(windows), key, self.version) if windows else None,
             "limit": None if limit is None else whole_number(settings, "max_total_tokens", 1),
         }
 
@@ -301,7 +302,8 @@ class Sglang(VersionedEngine):
         window = max(c.window for c in cells)
         refusal = ""
         if pools.tokens <= 0:
-            refusal = "no memory is left for the cache: raise --mem-fraction-static"
+            lower = " or lower --max-running-requests" if pools.window_tokens > 0 else ""
+            refusal = f"no memory is left for the cache: raise --mem-fraction-static{lower}"
         elif any(c.windowed for c in cells) and pools.window_tokens <= window + page:
             least = window + page
             refusal = f"{pools.window_tokens:,} tokens for windowed layers, and one request needs more than {least:,}"

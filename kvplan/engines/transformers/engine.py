@@ -31,6 +31,9 @@ UNIFIED_SINCE = "5.0"
 """One cache class for all layers, float32 recurrent states, and only full attention quantised: so in 5.24.0. In
 4.57.6 Mamba layers have caches of their own in the model's dtype, and every layer is quantised at full length."""
 QUANTIZED_ONLY = ("cache_nbits", "cache_group_size", "cache_residual_length", "cache_backend")
+MASKED = frozenset(("gpt_neo",))
+"""Families whose windows are in the mask alone. A cache cuts a layer where ``sliding_window`` or ``layer_types`` of
+the configuration say so (5.24.0 ``cache_utils.py``), and these say it otherwise: every layer keeps every token."""
 DTYPES = ("fp32", "bf16", "fp16")
 
 
@@ -232,9 +235,8 @@ class Transformers(SequenceEngine):
                 hint="type --engine generic",
             )
         rows = cache_rows(model, rebuilt=not at_least(settings.engine_version, LATENT_SINCE))
-        if settings.extra.get("cache_implementation") == "quantized" and not at_least(
-            settings.engine_version, UNIFIED_SINCE
-        ):
+        quantized = settings.extra.get("cache_implementation") == "quantized"
+        if model.family in MASKED or (quantized and not at_least(settings.engine_version, UNIFIED_SINCE)):
             rows = [r._replace(window=None) for r in rows]
         return rows
 

@@ -8,6 +8,7 @@ from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import legal_sizes
 from kvplan.engines.base import Settings
 from kvplan.engines.vllm import backends, layout, speculation
+from kvplan.engines.vllm.flags import check_served
 from kvplan.engines.vllm.layers import has_states, v4_format
 from kvplan.engines.vllm.states import gdn_prefill_backend, recurrent_bytes, state_dtypes
 from kvplan.engines.vllm.versions import Rules, Version
@@ -267,6 +268,7 @@ def _check_format(model: ModelSpec, fmt: Format, dtype: str, rules: Rules) -> No
 def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rules, longest: int | None) -> list[str]:
     """Refuse what no memory makes legal; returns warnings."""
     warnings = _check_length(settings, longest, rules) + _dtype_warnings(model, gpu)
+    check_served(settings.extra)
     _check_batch(settings, rules)
     _check_block(model, settings, rules)
     if settings.decode_context_parallel_size > 1:

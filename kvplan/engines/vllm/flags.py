@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvplan.engines.options import Option
+from kvplan.errors import InputError
 
 OPTIONS = (
     Option(
@@ -120,3 +123,23 @@ SERVED = (
     Option("logprobs_mode", ("--logprobs-mode",), "text", "MODE", "what is returned of the logits"),
 )
 """Flags that change the batches in flight, the runner or the hybrid manager: read off vLLM's own command line alone."""
+PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
+
+
+def check_served(extra: dict[str, Any]) -> None:
+    """Refuse values of `SERVED` that vLLM does not take.
+
+    Raises:
+        InputError: such a value; names the flag.
+    """
+    for option in SERVED:
+        value = extra.get(option.setting)
+        if value is not None and option.is_switch and not isinstance(value, bool):
+            raise InputError(
+                f"{value!r:.40} is neither True nor False", where=option.flags[0], hint="type True or False"
+            )
+    mode = extra.get("performance_mode")
+    if mode not in (None, *PERFORMANCE_MODES):
+        raise InputError(
+            f"{mode!r:.40} is no such mode", where="--performance-mode", hint=f"type {', '.join(PERFORMANCE_MODES)}"
+        )

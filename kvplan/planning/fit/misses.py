@@ -124,7 +124,9 @@ class Misses:
             target = {"ttft": self.ask.ttft, "tpot": self.ask.tpot, "concurrency": self.ask.limits.request}[best.why]
             text = f"{_seconds(best.seconds)} for a request that is alone, {_seconds(target or 0.0)} asked"
         case = best.case
-        return Nearest(gpu, case.engine, layout_text(case), case.weights, case.cache, best.miss, text)
+        return Nearest(
+            gpu, case.engine, layout_text(case), case.weights, case.cache, best.miss, f"{text}, {case.weights} weights"
+        )
 
     def all_refused(self) -> KvplanError | None:
         """Why nothing was legal, with the hint of whoever refused it first; None where something was."""
@@ -140,7 +142,7 @@ class Misses:
         if best == TARGETS:
             return self._targets(gpu, nearest)
         near = self._nearest(gpu, nearest)
-        said = f"; nearest: {gpu}, {near.layout}, {near.weights} weights: {near.text}" if near else ""
+        said = f"; nearest: {gpu}, {near.layout}: {near.text}" if near else ""
         return f"nothing carries it: {self._reason(nearest)}{said}"
 
     def _targets(self, gpu: str, nearest: _Best) -> str:

@@ -31,26 +31,42 @@ class RatesOf:
     def __init__(self, engine: Engine, gpus: Sequence[GpuSpec], measured: Mapping[str, Calibration]) -> None:
         self.engine, self.gpus, self.measured = engine, gpus, measured
         self._known: dict[Any, tuple[Rates | None, Any]] = {}
+        self._each: dict[Any, Rates | None] = {}
 
     def stacked(self, weights: Format, cache: Format, settings: Settings) -> tuple[Rates | None, Any]:
         """(rates as arrays, one entry a GPU; where they are known: a time per token and per prompt can be said)."""
         flash = settings.extra.get("flash_attn", "auto") not in ("off", "0", "false")
-        meeting = ranks_that_meet(settings)
-        key = (weights.name, cache.name, flash, settings.enforce_eager, meeting > BRIDGED)
-        if key not in self._known:
-            version = getattr(self.engine, "build", "") or settings.engine_version
+        apart = ranks_that_meet(settings) > BRIDGED
+        key = (weights.name, cache.name, flash, settings.enforce_eager)
+        if (key, apart) not in self._known:
             found = [
-                rates(
-                    g, self.engine.name, weights, cache, version=version, flash=flash, eager=settings.enforce_eager,
-                    calibration=self.measured.get(g.id), meeting=meeting,
-                )
-                for g in self.gpus
-            ]  # fmt: skip
+                self._of(gpu, weights, cache, flash, settings, apart and gpu.interconnect_bridge) for gpu in self.gpus
+            ]
             good = [r is not None and r.matmul_flops is not None and r.attention_flops is not None for r in found]
             some = next((r for r, ok in zip(found, good, strict=True) if ok), None)
             filled = [r if ok and r is not None else some for r, ok in zip(found, good, strict=True)]
-            self._known[key] = (None if some is None else _stacked([r for r in filled if r]), numpy.array(good, bool))
-        return self._known[key]
+            self._known[key, apart] = (
+                None if some is None else _stacked([r for r in filled if r]),
+                numpy.array(good, bool),
+            )
+        return self._known[key, apart]
+
+    def _of(
+        self, gpu: GpuSpec, weights: Format, cache: Format, flash: bool, settings: Settings, apart: bool
+    ) -> Rates | None:
+        """Those of one GPU.
+
+        Args:
+            apart: more of them meet than a bridge joins.
+        """
+        key = (gpu.id, weights.name, cache.name, flash, settings.enforce_eager, apart)
+        if key not in self._each:
+            version = getattr(self.engine, "build", "") or settings.engine_version
+            self._each[key] = rates(
+                gpu, self.engine.name, weights, cache, version=version, flash=flash,
+                eager=settings.enforce_eager, calibration=self.measured.get(gpu.id), meeting=ranks_that_meet(settings),
+            )  # fmt: skip
+        return self._each[key]
 
 
 def _stacked(found: Sequence[Rates]) -> Rates:

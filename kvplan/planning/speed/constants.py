@@ -49,6 +49,11 @@ SMALL_MESSAGES: dict[str, tuple[float, float]] = {"nvlink": (0.39, 10.5e-6)}
 LL128; ``src/graph/tuning.cc`` picks the one that it expects to be faster). All-reduce and all-to-all on two H200
 (``docs/validation/two-gpus``), 4 KiB to 256 MiB over each link: the faster of both lines is within 8.2 % of all 36
 medians, one line over all within 18 %. More ranks and NVLink multicast were not measured."""
+INDEX_IN_8_BITS = frozenset({"vllm", "sglang"})
+"""Engines that score the index keys of sparse attention in fp8 where a device has such units: DeepGEMM's
+``fp8_mqa_logits``. Source: vLLM 0.11.0 ``vllm/model_executor/models/deepseek_v2.py`` to 0.33.0
+``vllm/model_executor/layers/sparse_attn_indexer.py``; SGLang
+``python/sglang/srt/layers/attention/nsa/nsa_indexer.py``."""
 OTHER_LINK = (0.7, 30e-6)
 PCIE_4_X16 = 32e9
 """Bytes a second in one direction, taken where a device's link is not known."""

@@ -79,7 +79,7 @@ def _stage_step(stage: StageWork, rates: Rates, layout: Layout, batch: Any, cont
     if rates.matmul_flops is None or rates.attention_flops is None:
         return Step(weights + cache, None, latency, messages, weights + cache + latency + messages)
     products = 2 * width * of.token_parameters(stage) / rates.decode_flops * batch
-    attention = of.attention_flops(stage, context) / rates.attention_flops * width * batch
+    attention = of.attention_flops(stage, context, rates.index_share) / rates.attention_flops * width * batch
     both = join(weights, products, rates.softness) + join(cache, attention, rates.softness)
     return Step(weights + cache, products + attention, latency, messages, both + latency + messages)
 
@@ -209,7 +209,7 @@ def ceiling(works: Sequence[StageWork], rates: Rates, layout: Layout, context: i
     slowest = 0.0
     for stage in works:
         products = 2 * of.token_parameters(stage) / rates.decode_flops
-        attention = of.attention_flops(stage, context) / rates.attention_flops
+        attention = of.attention_flops(stage, context, rates.index_share) / rates.attention_flops
         cache = of.kv_bytes(stage, context) / rates.attention_bandwidth
         many = 1 << 30
         messages = message_seconds(stage, rates, layout, many) / many

@@ -41,7 +41,9 @@ def prompt(works: Sequence[StageWork], rates: Rates, layout: Layout, tokens: Any
     A prompt runs in ``ceil(tokens / chunk)`` steps, full ones and a rest as the engine cuts it; each reads the weights
     and the cache so far. With pipeline stages a chunk enters the first as soon as the one before has left it: engines
     count its tokens as computed when they schedule them. Source: vLLM 0.33.0 ``vllm/v1/core/sched/scheduler.py``,
-    ``_update_after_schedule``, and ``vllm/config/vllm.py``, ``max_concurrent_batches``. FLOPs are ``2 x parameters x tokens`` (the head only for the last
+    ``_update_after_schedule``, and ``vllm/config/vllm.py``, ``max_concurrent_batches``.
+
+    FLOPs are ``2 x parameters x tokens`` (the head only for the last
     token) plus attention, half of the square (causal): ``2 x heads x (d_k + d_v) x tokens x (tokens + 1) / 2`` a
     layer of full attention. Of more than `MOST_CHUNKS` full steps neighbours count as the middle one of them.
     """
@@ -103,7 +105,11 @@ def _chunk(stage: StageWork, rates: Rates, layout: Layout, start: Any, end: Any,
     new = end - start
     products = 2 * (of.token_parameters(stage, head=False) * new + head)
     attention = of.prefill_attention_flops(stage, end) - of.prefill_attention_flops(stage, start)
-    compute, squares = product_seconds(rates, products), attention / rates.attention_flops
+    scores = attention
+    if of.index_reads(stage):
+        narrow = rates.index_share
+        scores = of.prefill_attention_flops(stage, end, narrow) - of.prefill_attention_flops(stage, start, narrow)
+    compute, squares = product_seconds(rates, products), scores / rates.attention_flops
     weights, cache = of.weight_bytes(stage, new), of.kv_bytes(stage, end)
     reading, fetching = weights / rates.weight_bandwidth, cache / rates.attention_bandwidth
     messages = message_seconds(stage, rates, layout, new)

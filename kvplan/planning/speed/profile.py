@@ -164,7 +164,7 @@ def _same(one: StageCost, other: StageCost) -> bool:
 
 def _stage_cost(setup: Setup, stage: StageWork, lengths: Lengths) -> StageCost:
     """With no prompts on board a step is one of `decode.step`, with no sequences a chunk of `prefill.prompt`."""
-    rates, layout, fresh = setup.rates, setup.layout, lengths.fresh
+    rates, layout, fresh, index = setup.rates, setup.layout, lengths.fresh, setup.rates.index_share
     assert rates.matmul_flops is not None  # the caller looked
     assert rates.attention_flops is not None
     lone = stage._replace(experts=tuple(e._replace(groups=1) for e in stage.experts))  # a prompt has them to itself
@@ -172,10 +172,11 @@ def _stage_cost(setup: Setup, stage: StageWork, lengths: Lengths) -> StageCost:
     prefill = products / (rates.matmul_flops * rates.prefill_share)
     if rates.prefill_cap is not None:
         prefill = join(prefill, products / rates.prefill_cap, rates.softness)
-    held, before, squares = of.kv_bytes(stage, lengths.prompt), 0, of.prefill_attention_flops(stage, lengths.square)
+    held, before = of.kv_bytes(stage, lengths.prompt), 0
+    squares = of.prefill_attention_flops(stage, lengths.square, index)
     if lengths.shared:
         before = of.kv_bytes(stage, lengths.shared) - 2 * stage.state_bytes
-        squares = squares - of.prefill_attention_flops(stage, lengths.shared)
+        squares = squares - of.prefill_attention_flops(stage, lengths.shared, index)
     cache = 1 / rates.attention_bandwidth
     collectives, sent = decode.sent(stage, layout)
     message, sending = sent / rates.link_bandwidth, collectives * rates.link_seconds
@@ -186,7 +187,7 @@ def _stage_cost(setup: Setup, stage: StageWork, lengths: Lengths) -> StageCost:
         decode_products=2 * lengths.width * of.token_parameters(stage) / rates.decode_flops, prefill_products=prefill,
         decode_cache=of.kv_bytes(stage, lengths.context) * cache,
         prefill_cache=(held - before) / 2 / fresh * cache, prefill_chunk=(held + before) / 2 / fresh * cache,
-        decode_scores=lengths.width * of.attention_flops(stage, lengths.context) / rates.attention_flops,
+        decode_scores=lengths.width * of.attention_flops(stage, lengths.context, index) / rates.attention_flops,
         prefill_scores=squares / fresh / rates.attention_flops,
         message=message, sending=sending, short_message=message if short is None else sent / short,
         short_sending=sending if short is None else collectives * rates.short_seconds,

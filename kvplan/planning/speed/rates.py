@@ -48,6 +48,8 @@ class Rates(NamedTuple):
     short_bandwidth: float | None = None
     """`link_bandwidth` of short messages; None: one line holds for all sizes."""
     short_seconds: float = 0.0
+    index_share: float = 1.0
+    """Seconds of a FLOP of index scores (sparse attention), as a share of one of attention at `attention_flops`."""
 
     def message_seconds(self, num_bytes: Any, collectives: Any = 1) -> Any:
         """Collectives that carry `num_bytes` (a number or an array) over each link, all by the faster protocol."""
@@ -172,6 +174,7 @@ def rates(
     if calibration is not None:
         bounds, prefill = calibration.bounds(*bounds), calibration.bounds(*prefill)
     share = stated.ATTENTION_COMPUTE_SHARE / stated.MATMUL_SHARE["16"]
+    wide, eight = dense_flops(gpu, "16"), gpu.fp8_flops if engine in stated.INDEX_IN_8_BITS else None
     return Rates(
         weight_bandwidth=weight, attention_bandwidth=attention, matmul_flops=matmul,
         attention_flops=share * device.wide if device.wide else None,
@@ -183,6 +186,7 @@ def rates(
         weight_memory=device.read * own.read_share if caps else None,
         attention_memory=bare if attention < bare else None,
         short_bandwidth=short[0] if short else None, short_seconds=short[1] if short else 0.0,
+        index_share=wide[0] / eight if wide and eight else 1.0,
         low=bounds[0], high=bounds[1], prefill_low=prefill[0], prefill_high=prefill[1], notes=notes,
         source=f"{calibration.source}; {own.source}" if calibration else own.source,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.cache.bytes import KvFormats, edge_surplus, rows_of, state_bytes
 from kvplan.spec.arrays import smaller, whole
 from kvplan.spec.ffn import MoeFfn
-from kvplan.spec.kind import CacheKind, Tokens
+from kvplan.spec.kind import CacheKind, Read, Tokens
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings, Stage
@@ -222,17 +222,31 @@ def token_parameters(work: StageWork, *, head: bool = True) -> int:
     return work.parameters + routed + (work.head_parameters if head else 0)
 
 
-def attention_flops(work: StageWork, context: Tokens) -> Any:
-    """FLOPs of one new token over its own cache and states, on this rank."""
+def attention_flops(work: StageWork, context: Tokens, index: Any = None) -> Any:
+    """FLOPs of one new token over its own cache and states, on this rank.
+
+    Args:
+        index: what a FLOP of index scores counts for; `Rates.index_share` makes it as many FLOPs as take as long;
+            None: one.
+    """
     total: Any = context * 0
     for layers, mixer in work.mixers:
         total = total + layers * mixer.attention_flops(context)
+    for layers, read in () if index is None else index_reads(work):
+        total = total - (1 - index) * (layers * read.flops * read.entries(context))
     return total
 
 
-def prefill_attention_flops(work: StageWork, tokens: Tokens) -> Any:
+def prefill_attention_flops(work: StageWork, tokens: Tokens, index: Any = None) -> Any:
     """FLOPs of attention and states over a causal prefill of `tokens` tokens of one sequence, on this rank."""
     total: Any = tokens * 0
     for layers, mixer in work.mixers:
         total = total + layers * mixer.prefill_flops(tokens)
+    for layers, read in () if index is None else index_reads(work):
+        total = total - (1 - index) * (layers * read.prefill(tokens))
     return total
+
+
+def index_reads(work: StageWork) -> list[tuple[int, Read]]:
+    """(layers, read) of every stream of index keys."""
+    return [(layers, r) for layers, mixer in work.mixers for r in mixer.reads() if r.stream.role == "index"]

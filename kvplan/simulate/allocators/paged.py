@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.simulate.allocators.prefix import Mark, PrefixCache
 from kvplan.simulate.allocators.rings import Rings
+from kvplan.simulate.allocators.shape import cursor_of, lay_out
 
 if TYPE_CHECKING:
     from kvplan.simulate.allocators.shape import Shape
@@ -76,7 +77,7 @@ class PagedMemory:
         shape, span = self.shape, self.shape.span
         found = idle = 0
         if span:
-            _plan(request, span)
+            lay_out(request, span)
             found, idle = self._find(request)
         hit = found * span
         first = request.target if shape.reserve_prompt else min(request.target, hit + budget)
@@ -84,7 +85,7 @@ class PagedMemory:
         need += (request.samples - 1) * self._copies(request)
         kept = shape.other_blocks(hit) - shape.fixed if hit else 0
         mark = self.cache.mark(request.plan, found, make=False) if kept and shape.marked else None
-        shared = mark is not None and request.samples == 1 and mark.idle is None
+        shared = mark is not None and request.samples == 1 and (mark.idle is None or mark.met)
         if shared and mark is not None:
             kept = 0 if mark.sharers else shape.mark_windows(hit)
         need += kept
@@ -93,13 +94,17 @@ class PagedMemory:
         if found:
             request.holds = self.cache.take(request.plan, found)
             request.registered = found
-            request.cursor = _cursor(request.plan, found)
+            request.cursor = cursor_of(request.plan, found)
             self.tokens += idle * span
             if shared and mark is not None:
+                self.free += self.cache.wake(mark)
                 mark.sharers += 1
                 request.stand, request.stands = hit, mark
             elif shape.marked:
                 self._own(request, found)
+            if kept and shape.marked:
+                if mark is not None:
+                    mark.met = True
                 for before in self.cache.before(request.plan, found, self.wide):
                     if before.idle is not None:  # the window begins in what it keeps
                         self._own(request, before.at)
@@ -262,19 +267,19 @@ class PagedMemory:
         """The request decodes from the step after `step` on.
 
         Returns:
-            the step after which its windows are full, or 0: they are, or there are none.
+            a step after which its windows are full, or beyond what it keeps for others; 0: they are.
         """
         last = self.rings.join(request, step, length)
         if not last:
             self._step_off(request)
-        return last
+        return max(last, self._pass_marks(request, step, step - length))
 
     def leave(self, request: Request, step: int) -> None:
         """The request no longer decodes; `step` is the last step that was done."""
         self.rings.leave(request, step)
 
     def fill(self, request: Request, step: int) -> int:
-        """Windows that are full after `step` take no more.
+        """Windows that are full after `step` take no more, and those that are beyond a mark leave it.
 
         Returns:
             the next step at which that happens, or 0.
@@ -282,6 +287,25 @@ class PagedMemory:
         later = self.rings.fill(request, step)
         if not later:
             self._step_off(request)
+        mark = self._pass_marks(request, step, request.base_step - request.base_length)
+        return min(later or mark, mark or later)
+
+    def _pass_marks(self, request: Request, step: int, first: int) -> int:
+        """Leave the marks that a request's windows are beyond after `step`; the next step at which that happens, or 0.
+
+        Args:
+            first: the step at which it would have had no token.
+        """
+        later = 0
+        if self.shape.windows:
+            for mark in sorted(request.marks, key=lambda mark: -mark.at):
+                at = first + (mark.at + self.wide) * self.shape.span
+                if at <= step:
+                    request.marks.remove(mark)
+                    mark.owners -= 1
+                    self._leave(mark, request.plan)
+                elif not later or at < later:
+                    later = at
         return later
 
     def mean_growth(self, step: int, steps: int) -> tuple[float, float] | None:
@@ -373,24 +397,3 @@ class PagedMemory:
     def evicted_blocks(self) -> int:
         """Blocks of shared prefixes that had to make room."""
         return self.cache.evicted_blocks
-
-
-def _plan(request: Request, span: int) -> None:
-    """Lay out the whole spans of what a request has to compute: its prompt, and output that it had before."""
-    plan = list(request.spans)
-    more = request.target // span - sum(count for _, count in plan)
-    if more > 0:
-        if plan and plan[-1][0] == request.tail:
-            plan[-1] = request.tail, plan[-1][1] + more
-        else:
-            plan.append((request.tail, more))
-    request.plan, request.cursor = plan, (0, 0)
-
-
-def _cursor(plan: list[tuple[int, int]], done: int) -> tuple[int, int]:
-    """(entry, spans of it) behind the first `done` spans."""
-    for index, (_, count) in enumerate(plan):
-        if done < count:
-            return index, done
-        done -= count
-    return len(plan) - 1, plan[-1][1] if plan else 0

@@ -35,7 +35,7 @@ class Idle:
 class Mark:
     """A place in a segment from which windows and states can go on."""
 
-    __slots__ = ("at", "depth", "idle", "node", "owners", "path", "sharers")
+    __slots__ = ("at", "depth", "idle", "met", "node", "owners", "path", "sharers")
 
     def __init__(self, node: Node, depth: int, at: int) -> None:
         self.node = node
@@ -45,6 +45,8 @@ class Mark:
         """Spans of the prompt before it."""
         self.idle: Idle | None = None
         """Its blocks, where nobody has them."""
+        self.met = False
+        """A request went on from here: others are likely to, while it still reads the blocks before."""
         self.owners = 0
         """Live requests that count its blocks among their own."""
         self.sharers = 0

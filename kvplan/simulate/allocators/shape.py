@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kvplan.simulate.request import Request
 
 
 class Window(NamedTuple):
@@ -123,3 +126,24 @@ def spans_of(
             found.append((own, rest))
         return found, own
     return found, own if tail < 0 else tail
+
+
+def lay_out(request: Request, span: int) -> None:
+    """Lay out the whole spans of what a request has to compute: its prompt, and output that it had before."""
+    plan = list(request.spans)
+    more = request.target // span - sum(count for _, count in plan)
+    if more > 0:
+        if plan and plan[-1][0] == request.tail:
+            plan[-1] = request.tail, plan[-1][1] + more
+        else:
+            plan.append((request.tail, more))
+    request.plan, request.cursor = plan, (0, 0)
+
+
+def cursor_of(plan: list[tuple[int, int]], done: int) -> tuple[int, int]:
+    """(entry, spans of it) behind the first `done` spans."""
+    for index, (_, count) in enumerate(plan):
+        if done < count:
+            return index, done
+        done -= count
+    return len(plan) - 1, plan[-1][1] if plan else 0

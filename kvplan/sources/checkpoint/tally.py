@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 _SCALE = re.compile(
     r"(^|\.)(\w*weight_scale\w*|scales|\w+_scales|qzeros|g_idx|weight_(zero_point|shape|g_idx)|(in|out)put_scale\w*"
     r"|[kvqp]_scale|kv_scale|\w+_global_scale|act_scale|absmax|nested_\w+|quant_map|quant_state\.\w+|SCB|weight_format"
-    r"|biases|B_meta|meta|scale_packed|s)$"
+    r"|biases|B_meta|meta|scale_packed|s|su|sv|suh|svh|mcg|mul1)$"
 )
 """What quantisation keeps beside the weights; no parameters."""
 _EXPERT = re.compile(r"\.experts\.[0-9]{1,6}\.")
+_TRELLIS = ".trellis"
+"""EXL3's weights: tiles of 16 x 16, as many 16-bit words each as 16 times their bits."""
 _PACKED = {"U8": 8, "I8": 8, "I32": 32, "U32": 32}
 """Integer dtypes in which narrower weights are packed -> their bits."""
 _DTYPES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
@@ -75,6 +77,8 @@ class Tally:
         elements = 1
         for size in entry.shape:
             elements *= size
+        if entry.name.endswith(_TRELLIS) and entry.dtype == "I16" and len(entry.shape) == 3:
+            return entry.shape[0] * entry.shape[1] * 256
         width = _PACKED.get(entry.dtype)
         if width is None:
             return elements

@@ -26,6 +26,10 @@ _PROMPT = re.compile(r"^[ \t]*[$%\u276f][ \t]+(?=\S)", re.MULTILINE)
 """What a terminal prints in front of a command that was copied with it."""
 MAX_LINE = 200_000
 """Characters of a pasted command line."""
+MAX_WORDS = 20_000
+"""Words of one command; real ones have a hundred."""
+_TEMPLATE = re.compile(r"\{\{-?\s*[.$(A-Za-z][^{}]{0,500}\}\}")
+"""A place that Helm (or Go) fills in."""
 _PROGRAMS = "vllm serve, python -m sglang.launch_server, trtllm-serve, llama-server and ollama run are known"
 
 
@@ -83,16 +87,22 @@ def read_command(text: str, opened: Opened | None = None) -> Command:
 
 def starts_in(text: str, path: str, finder: Finder, picked: str) -> tuple[list[Start], list[str]]:
     """(starts in a file, the names of what could be picked in it)."""
-    from kvplan.sources.commands import compose, dockerfile, helm, kubernetes, unit
+    from kvplan.sources.commands import compose, dockerfile, helm, kubernetes, served, unit
 
     if path.lower().endswith((".yaml", ".yml")):
         from kvplan.sources.commands.documents import read_documents
 
         documents = read_documents(text, finder.name)
         if kubernetes.is_manifest(documents):
-            return kubernetes.find(documents, finder)
+            found, names = kubernetes.find(documents, finder)
+            found = found or [start for part in documents for start in served.embedded(part, finder)]
+            if found or names:
+                return found, [*names, *(start.name for start in found if start.name not in names)]
+            return helm.find(documents, finder)  # an operator's own kind of object
         if compose.is_compose(documents):
-            return compose.find(documents, finder)
+            return compose.find(documents, finder, os.path.dirname(path) or ".")
+        if served.is_known(documents):
+            return served.find(documents, finder)
         return helm.find(documents, finder)
     if dockerfile.is_dockerfile(text):
         return dockerfile.find(text, finder, picked)
@@ -142,8 +152,10 @@ def _command(start: Start, finder: Finder, source: str, base: str) -> Command:
     from kvplan.sources.commands.places import locate
 
     grammar = start.grammar
-    environment = {name: raw.word(value) for name, value in start.environment.items()}
-    words = [raw.word(text) for text in start.words]
+    if len(start.words) > MAX_WORDS:
+        raise InputError(f"has more than {MAX_WORDS:,} words", where=source, hint="is it the right file?")
+    environment = {name: raw.word(_templated(value)) for name, value in start.environment.items()}
+    words = [raw.word(_templated(text)) for text in start.words]
     reading = read_words(grammar, words, environment)
     notes = list(start.notes)
     extra = _config_words(reading, start, finder, base, notes)
@@ -153,7 +165,13 @@ def _command(start: Start, finder: Finder, source: str, base: str) -> Command:
     model = reading.model or (start.model and raw.plain(start.model)) or ""
     if not model:
         what = "`ollama run NAME`" if grammar.engine == "ollama" else "add it to the command"
-        raise InputError(f"{grammar.engine} is started without a model", where=source, hint=f"name the model: {what}")
+        read = "".join(f" ({note})" for note in notes if note not in start.notes)
+        raise InputError(
+            f"{grammar.engine} is started without a model{read}", where=source, hint=f"name the model: {what}"
+        )
+    if _TEMPLATE.search(model):
+        hint = "render it first: helm template CHART > manifest.yaml"
+        raise InputError(f"the model is {printable(model, 60)}, which a template fills in", where=source, hint=hint)
     place, note = locate(model, base)
     if grammar.engine == "ollama" and "/" not in place:
         _in_library(model, place)
@@ -166,6 +184,11 @@ def _command(start: Start, finder: Finder, source: str, base: str) -> Command:
         quantization=reading.quantization, assumed=reading.assumed, gpu=start.gpu,
         changes=reading.changes,
     )  # fmt: skip
+
+
+def _templated(text: str) -> str:
+    """A raw word in which every place of a template is unknown."""
+    return _TEMPLATE.sub(lambda m: raw.unknown(m.group(), "is filled in by `helm template CHART`"), text)
 
 
 def _in_library(model: str, place: str) -> None:

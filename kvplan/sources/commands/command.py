@@ -184,7 +184,7 @@ class Report(NamedTuple):
     def note(self) -> str:
         """What was taken from the command, in a line."""
         taken = ", ".join(f"{name} {value}" for name, value in self.settings.items()) or "no settings"
-        ignored = f"; ignored: {', '.join(self.ignored)}" if self.ignored else ""
+        ignored = f"; ignored: {', '.join(self.ignored)} (a line to paste lacks them)" if self.ignored else ""
         return f"{self.source}: {self.engine} with {taken}{ignored}"
 
     def to_dict(self) -> dict[str, Any]:

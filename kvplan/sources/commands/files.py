@@ -16,7 +16,7 @@ NAMES = re.compile(r"(?:dockerfile|containerfile)(?:[.\-_].*)?\Z", re.IGNORECASE
 YAML = (".yaml", ".yml")
 _OTHER = (*YAML, ".json", ".gguf", ".safetensors")
 _SPEC = re.compile(r"^(?:schema\s*:\s*['\"]?kvplan\.|(?:blocks|layers|hidden_size|vocab_size)\s*:)", re.MULTILINE)
-_MANIFEST = re.compile(r"^(?:apiVersion|services)\s*:", re.MULTILINE)
+_MANIFEST = re.compile(r"^(?:apiVersion|services|applications|modelArtifacts)\s*:", re.MULTILINE)
 ENGINE = re.compile(r"vllm|sglang|trtllm|tensorrt-llm|llama-server|llama\.cpp|ollama", re.IGNORECASE)
 
 

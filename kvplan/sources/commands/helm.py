@@ -143,8 +143,9 @@ def _starts(node: dict[str, Any], around: _Around, finder: Finder) -> list[Start
         if isinstance(config, dict) and (command or words or around.image or around.model):
             environment |= {name: config[k] for k, name in _STACK_SWITCHES.items() if isinstance(config.get(k), str)}
             own = {k: v for k, v in config.items() if k not in _WORDS and k not in _STACK_SWITCHES}
-            flags = _flags(own, negates=True)
-            words += flags + [w for k in _WORDS for w in _words(config.get(k), environment, finder.name)]
+            words += flags(own, negates=True) + [
+                w for k in _WORDS for w in _words(config.get(k), environment, finder.name)
+            ]
             found = finder.image(around.image, command or None, words, environment)
             if not found:
                 grammar = next(g for g in finder.grammars if g.engine == engine)
@@ -159,11 +160,11 @@ def _words(value: Any, environment: dict[str, str], name: str) -> list[str]:
     if isinstance(value, str):
         return [expand(word, environment) for word in split(value, name)]
     if isinstance(value, dict):
-        return [expand(word, environment) for word in _flags(value)]
+        return [expand(word, environment) for word in flags(value)]
     return [expand(word, environment) for word in texts(value)]
 
 
-def _flags(settings: dict[str, Any], *, negates: bool = False) -> list[str]:
+def flags(settings: dict[str, Any], *, negates: bool = False) -> list[str]:
     """``{maxModelLen: 4096, enforceEager: true}`` -> ``--max-model-len 4096 --enforce-eager``.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvplan.engines.command_line import Grammar, grammars
@@ -20,6 +21,8 @@ from kvplan.sources.commands.wrappers import (
 MAX_DEPTH = 8
 """How many wrappers deep an engine may stand."""
 _VERSION = re.compile(r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)?)(?:[.-]?post[0-9]+)?(?![0-9.]*(?:rc|a|b|dev)[0-9])")
+_HANDED_ON = {"dynamo.vllm": "vllm.entrypoints.openai.api_server", "dynamo.sglang": "sglang.launch_server"}
+"""Modules of NVIDIA Dynamo (``components/src/dynamo``) that hand an engine's own flags on to it."""
 _INSTALLED = re.compile(r"\b(vllm|sglang|tensorrt[-_]llm)(?:\[[a-z,]*\])?==([0-9]+\.[0-9]+(?:\.[0-9]+)?)\b")
 
 
@@ -58,9 +61,21 @@ class Finder:
         self.grammars = grammars()
         self.files: dict[str, str] = {}
 
-    def script(self, text: str, environment: dict[str, str], *, line: int = 1, depth: int = 0) -> list[Start]:
-        """What a shell script starts."""
-        script = Script(text, self.name, Scope(environment), line=line)
+    def script(
+        self, text: str, environment: dict[str, str], arguments: Sequence[str] | None = None,
+        *, line: int = 1, depth: int = 0,
+    ) -> list[Start]:  # fmt: skip
+        """What a shell script starts.
+
+        Args:
+            arguments: ``$0``, ``$1``, ... of the script; None: not known.
+        """
+        scope = Scope(environment)
+        if arguments is not None:
+            places = list(arguments[1:])
+            scope.values |= {str(n): value for n, value in enumerate(arguments)}
+            scope.values |= {"@": places, "*": places, "#": str(len(places))}
+        script = Script(text, self.name, scope, line=line)
         self.files.update(script.files)
         found: list[Start] = []
         installs = text if len(text) < 100_000 else ""
@@ -128,7 +143,7 @@ class Finder:
         at = 0
         while at < len(words) and words[at].startswith("-"):
             if words[at] == "-m" and at + 1 < len(words):
-                module = words[at + 1]
+                module = _HANDED_ON.get(words[at + 1], words[at + 1])
                 for grammar in self.grammars:
                     if module in grammar.modules:
                         return grammar, words[at + 2 :]
@@ -160,8 +175,7 @@ class Finder:
                 at += 1
             elif re.fullmatch(r"-[a-z]*c[a-z]*", words[at]):
                 rest = words[at + 1 :]
-                places = {str(n): value for n, value in enumerate(rest[1:])}
-                return self.script(rest[0], environment | places, line=line, depth=depth + 1) if rest else []
+                return self.script(rest[0], environment, rest[1:], line=line, depth=depth + 1) if rest else []
             at += 1
         return []
 

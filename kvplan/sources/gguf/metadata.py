@@ -51,6 +51,13 @@ class GgufModelSpec(ModelSpec):
         return self.file_parameters or super().parameters
 
 
+_NO_MODELS = {
+    "adapter": "an adapter (LoRA)", "mmproj": "the encoder of images or sound beside a model",
+    "imatrix": "an importance matrix",
+}  # fmt: skip
+"""``general.type`` of other files than models: gguf 0.19 ``constants.py``, ``GGUFType``."""
+
+
 def read_metadata(
     architecture: str,
     metadata: Mapping[str, Any],
@@ -214,6 +221,9 @@ def of_header(header: GgufHeader, *, assume: str | None = None) -> GgufModelSpec
         SpecError: it describes no model that llama.cpp would load.
     """
     shown = printable(header.path)
+    kind = header.metadata.get("general.type", "model")
+    if isinstance(kind, str) and kind in _NO_MODELS:
+        raise SpecError(f"is {_NO_MODELS[kind]}, not a model", where=shown, hint="name the file of the model itself")
     name = header.metadata.get("general.name")
     stem = os.path.basename(header.path).removesuffix(".gguf")
     metadata = dict(header.metadata)

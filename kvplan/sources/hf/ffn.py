@@ -6,6 +6,7 @@ from typing import Any
 
 from kvplan.sources.hf.attention import checked
 from kvplan.sources.hf.keys import Config
+from kvplan.sources.hf.layout import layer_count, main_part
 from kvplan.spec.ffn import DenseFfn, MoeFfn
 from kvplan.spec.kind import LayerPart
 
@@ -69,6 +70,7 @@ def is_moe_layer(cfg: Config, layer: int) -> bool:
         return False
     kinds = cfg.maybe_list("mlp_layer_types")
     if kinds is not None:
+        main_part(cfg, kinds, layer_count(cfg), "mlp_layer_types")
         return bool(layer < len(kinds) and kinds[layer] in ("sparse", "moe"))
     listed = cfg.get("moe_layers_enum")
     if listed is not None:
@@ -77,6 +79,7 @@ def is_moe_layer(cfg: Config, layer: int) -> bool:
     rules.append(layer >= (per_layer_int(cfg, layer, "first_k_dense_replace", "num_dense_layers") or 0))
     frequency = cfg.get("moe_layer_freq")
     if isinstance(frequency, list):
+        main_part(cfg, frequency, layer_count(cfg), "moe_layer_freq")
         rules.append(layer < len(frequency) and bool(frequency[layer]))
     elif frequency:
         rules.append(layer % (cfg.maybe_int("moe_layer_freq") or 1) == 0)

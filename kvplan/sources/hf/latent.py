@@ -10,7 +10,7 @@ from kvplan.errors import printable
 from kvplan.sources.hf.attention import checked, hidden_size, latent_attention, query_heads
 from kvplan.sources.hf.ffn import dense_ffn, ffn_for_layer, is_moe_layer, moe_ffn
 from kvplan.sources.hf.keys import Config, Layers
-from kvplan.sources.hf.layout import Layer, indexer_layers, layer_count, stack
+from kvplan.sources.hf.layout import Layer, indexer_layers, layer_count, main_part, stack
 from kvplan.sources.hf.plain import drafts
 from kvplan.spec.model import Block, ExtraTensor
 
@@ -168,9 +168,10 @@ def _ratios(cfg: Config, count: int) -> list[int]:
         if any(not isinstance(kind, str) or kind not in rates for kind in kinds):
             raise cfg.error("layer_types has a kind of layer that is not understood")
         listed = [rates[kind] for kind in kinds]
+    main_part(cfg, listed or [], count, "compress_ratios")
     ratios = [cfg.as_int(r, "compress_ratios") for r in listed or []]
-    if len(ratios) < count or any(r < 0 for r in ratios):
-        raise cfg.error(f"compress_ratios has {len(ratios)} entries for {count} layers, or one below 0")
+    if any(r < 0 for r in ratios):
+        raise cfg.error(f"compress_ratios has {min(ratios)}, which is below 0")
     return ratios
 
 

@@ -51,14 +51,19 @@ def modernbert_decoder(cfg: Config) -> Layers:
 
 
 def cpmant(cfg: Config) -> Layers:
-    """CPM-Ant: a position bias per head, tables of segments and prompts; as long as its positions reach."""
+    """CPM-Ant: a position bias per head, tables of segments and prompts; as long as its positions reach.
+
+    The head is a matrix of its own, whatever the file says of ties: the embedding has rows for prompts too. Source:
+    transformers 5.24.0 ``models/cpmant/modeling_cpmant.py``, ``CpmAntForCausalLM``.
+    """
     width, heads = hidden_size(cfg), query_heads(cfg)
     mixer = softmax_attention(cfg, head_dim=cfg.need_int("dim_head"), kv_heads=heads, qkv_bias=False, output_bias=False)
     block = Block(mixers=(mixer,), ffns=(dense_ffn(cfg, intermediate_size=cfg.need_int("dim_ff"), bias=False),))
     segments = cfg.need_int("segment_types")
     rows = segments + cfg.need_int("prompt_types") * cfg.need_int("prompt_length")
     buckets = segments * segments + cfg.need_int("position_bias_num_buckets")
-    cfg.data = {"max_position_embeddings": cfg.need_int("position_bias_max_distance"), **cfg.data}
+    longest = cfg.need_int("position_bias_max_distance")
+    cfg.data = {"max_position_embeddings": longest, **cfg.data, "tie_word_embeddings": False}
     tensors = (
         ExtraTensor(name="segment_and_prompt_embd", shape=(rows, width), role="embedding"),
         ExtraTensor(name="position_bias", shape=(buckets, heads), role="attention"),

@@ -81,8 +81,12 @@ def _read(cfg: Config, outer: Config, layers: Layers, part: Config) -> tuple[Che
     if not stored:
         return plain, warnings
     apart = {role: fmt for role, fmt in (found.overrides or {}).items() if role in stored}
-    main = name if name in stored.values() else next(stored[role] for role in _BY_WEIGHT if role in stored)
-    overrides = {role: fmt for role, fmt in {**stored, **apart}.items() if fmt != main}
+    main = (
+        name
+        if name is not None and name in stored.values()
+        else next(stored[role] for role in _BY_WEIGHT if role in stored)
+    )
+    overrides: dict[str, str] = {role: fmt for role, fmt in {**stored, **apart}.items() if fmt != main}
     if "routed_experts" not in apart and _four_bit_experts(cfg, part, method):
         overrides["routed_experts"] = "mxfp4"
     warnings += tuple(filter(None, (_sparse(part), f"{PART_APART}{found.note}" if found.note else "")))
@@ -96,7 +100,7 @@ def _four_bit_experts(cfg: Config, part: Config, method: str) -> bool:
     """
     said = cfg.get("expert_dtype") or part.get("expert_dtype")
     if said is None and method == "fp8":
-        return cfg.get("model_type") == "deepseek_v4"
+        return str(cfg.get("model_type")) == "deepseek_v4"
     return str(said).lower() in ("fp4", "mxfp4")
 
 

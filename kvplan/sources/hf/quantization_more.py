@@ -143,6 +143,16 @@ def _bitnet(part: Config) -> Found:
     return Found(None, ()) if part.get("quantization_mode") == "online" else Found("bitnet")
 
 
+def _int8_rows(part: Config) -> Found:
+    """SGLang's ``w8a8_int8``: one scale per output row. Source: ``srt/layers/quantization/w8a8_int8.py``."""
+    return Found("int8_channel")
+
+
+def _fp8_rows(part: Config) -> Found:
+    """SGLang's ``w8a8_fp8``: the same in fp8 (``w8a8_fp8.py`` beside it)."""
+    return Found("fp8_channel")
+
+
 def _fp_quant(part: Config) -> Found:
     """FP-Quant: micro-scaled floats. Source: transformers 5.24.0 ``utils/quantization_config.py``."""
     name = str(part.get("forward_dtype") or "nvfp4")
@@ -153,6 +163,6 @@ def _fp_quant(part: Config) -> Found:
 
 MORE_METHODS: dict[str, Callable[[Config], Found]] = {
     "auto-round": auto_round, "inc": auto_round, "quark": _quark, "torchao": _torchao, "hqq": _hqq, "exl3": _exl3,
-    "bitnet": _bitnet, "fp-quant": _fp_quant,
+    "bitnet": _bitnet, "fp-quant": _fp_quant, "w8a8-int8": _int8_rows, "w8a8-fp8": _fp8_rows,
 }  # fmt: skip
 """``quant_method``, in small letters with dashes and without the maker's name -> its reader."""

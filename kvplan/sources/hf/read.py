@@ -8,7 +8,7 @@ from typing import Any
 
 from kvplan.errors import SpecError, printable
 from kvplan.sources.hf.attention import hidden_size
-from kvplan.sources.hf.class_defaults import SIZES, SPELLINGS
+from kvplan.sources.hf.class_defaults import NESTED_SIZES, SIZES, SPELLINGS
 from kvplan.sources.hf.cross import CROSS, IMAGE_TOKENS
 from kvplan.sources.hf.gemma import GEMMA
 from kvplan.sources.hf.keys import Config, Layers, levels
@@ -22,7 +22,7 @@ from kvplan.sources.hf.quantization import cfg_dtype, read_checkpoint, recurrent
 from kvplan.sources.hf.special import ARCHITECTURES, FAMILY_OF, SPECIAL
 from kvplan.sources.hf.towers import image_tokens, read_towers
 from kvplan.spec.kind import Tensor
-from kvplan.spec.model import ModelSpec
+from kvplan.spec.model import Checkpoint, ModelSpec
 
 Reader = Callable[[Config], Layers]
 
@@ -50,6 +50,7 @@ def read_config(
     name: str | None = None,
     assume: str | None = None,
     used: dict[str, Any] | None = None,
+    weights_told: bool = False,
 ) -> ModelSpec:
     """The model that a Hugging Face configuration describes.
 
@@ -59,6 +60,8 @@ def read_config(
         name: what to call the model; else the file's own ``_name_or_path`` or its ``model_type``.
         assume: ``llama-like`` reads an unknown family as plain attention in every layer.
         used: where to put the fields of the text part that were read, with their values.
+        weights_told: something else tells how the weights are stored; a quantisation that is not understood is a
+            warning then.
 
     Raises:
         SpecError: not a configuration, an unknown family, a field that may matter and is not understood,
@@ -72,14 +75,15 @@ def read_config(
     kind = _family(outer, cfg)
     architecture = _architecture(outer, cfg)
     reader = _reader(cfg, kind, architecture, assume)
-    _fill_in(cfg, kind)
+    _fill_in(cfg, kind, NESTED_SIZES if cfg is not outer else {})
     if cfg is not outer and (image := image_tokens(outer)):
         cfg.data[IMAGE_TOKENS] = image
     try:
         found = reader(cfg)
     except ValueError as exc:
         raise SpecError(str(exc), where=where, hint="the configuration contradicts itself") from None
-    spec = _assemble(nested, found, kind or "llama-like", architecture, name)
+    storage = read_checkpoint(cfg, outer, found, otherwise_told=weights_told)
+    spec = _assemble(nested, found, storage, (kind or "llama-like", architecture, name))
     _check_sizes(spec, where)
     if used is not None:
         used.update({key: cfg.data[key] for key in sorted(cfg.read)})
@@ -150,21 +154,27 @@ def _hybrids() -> dict[str, Reader]:
     return HYBRIDS
 
 
-def _fill_in(cfg: Config, kind: str) -> None:
-    """Sizes that the family's files leave to the class that reads them."""
-    for key, value in {**SIZES.get(kind, {}), **CLASS_DEFAULTS.get(kind, {})}.items():
+def _fill_in(cfg: Config, kind: str, more: dict[str, dict[str, int]]) -> None:
+    """Sizes that the family's files leave to the class that reads them; `more`: those that nested ones leave too."""
+    for key, value in {**more.get(kind, {}), **SIZES.get(kind, {}), **CLASS_DEFAULTS.get(kind, {})}.items():
         if not any(name in cfg.data for name in SPELLINGS.get(key, (key,))):
             cfg.data = {**cfg.data, key: value}
 
 
-def _assemble(nested: tuple[Config, ...], found: Layers, kind: str, architecture: str, name: str | None) -> ModelSpec:
+def _assemble(
+    nested: tuple[Config, ...],
+    found: Layers,
+    storage: tuple[Checkpoint | None, tuple[str, ...]],
+    names: tuple[str, str, str | None],
+) -> ModelSpec:
+    """The spec; `names` are its family, its architecture, and what to call it."""
     outer, cfg = nested[0], nested[-1]
+    (checkpoint, warnings), (kind, architecture, name) = storage, names
     width = hidden_size(cfg)
     called = printable(
         str(name or outer.get("_name_or_path", "name_or_path") or kind).rstrip("/").rsplit("/", 1)[-1], 100
     )
     limit, stated, rope = context(cfg)
-    checkpoint, warnings = read_checkpoint(cfg, outer, found)
     encoders = read_towers(nested, width)
     try:
         return ModelSpec(

@@ -14,7 +14,7 @@ from kvplan.errors import printable
 from kvplan.sources.hf.audio import AUDIO, granite_speech, whisper_encoder
 from kvplan.sources.hf.encoder_parts import hidden, linear, patches, side, sizes
 from kvplan.sources.hf.keys import NESTED, Config
-from kvplan.sources.hf.vision import CONNECTORS, ENCODERS, ROUGH, WHOLE, plain_vit
+from kvplan.sources.hf.vision import CONNECTORS, ENCODERS, ROUGH, UNDER_OTHER_NAMES, WHOLE, plain_vit
 from kvplan.spec.model import ENCODERS_APART, Tower
 
 _SIZE = re.compile(r"size$|layers$|depth$|dim$|width$|tiles$|embeddings$|^num_")
@@ -26,7 +26,7 @@ _ENCODER = re.compile(
 )
 """How the names of objects look that may stand for weights beside the language model's."""
 _NO_WEIGHTS = re.compile(
-    r"^(quantization|compression|generation|sparsity|rope|tokenizer|(\w+_)?(pre)?processor)_config$"
+    r"^(quantization|(\w+_)?compression|generation|sparsity|rope|tokenizer|(\w+_)?(pre)?processor)_config$"
 )
 _SPOKEN = ("talker_config", "token2wav_config", "code2wav_config")
 """What makes a model speak; engines for text load the part that thinks alone."""
@@ -81,9 +81,10 @@ def read_towers(levels: Sequence[Config], width: int) -> Encoders:
         found.append(_Found("vision", patches(levels[0], width), True))
     counted.update(part for family, part in _JOINED if any(kind.startswith(family) for kind in kinds))
     left = _uncounted(levels, counted)
+    adapters = [key for key in left if key.endswith("_lora")]
     return Encoders(
         tuple(Tower(name=one.name, parameters=one.parameters) for one in found),
-        tuple(_warnings([one.name for one in found if not one.exact], left)),
+        tuple(_warnings([one.name for one in found if not one.exact], left, adapters)),
         tuple(_notes(levels)),
     )
 
@@ -92,12 +93,12 @@ def _vision(part: Config, level: Config, kind: str, width: int) -> _Found | None
     """A vision encoder; None: its part gives no sizes. Exact where encoder and projections are those of one rule."""
     own = str(part.get("model_type") or kind)
     known = all(sizes(part)[:2])
-    whole = _by_prefix(WHOLE, own, kind)
-    if whole is not None:
+    whole, encoder = _by_prefix(WHOLE, own, kind), _by_prefix(ENCODERS, own)
+    if whole is not None and (encoder is None or whole in UNDER_OTHER_NAMES):
         return _Found("vision", whole(part, level, width), known and whole is _by_prefix(WHOLE, kind))
     if not known:
         return None
-    encoder, connector = _by_prefix(ENCODERS, own), CONNECTORS.get(kind)
+    connector = CONNECTORS.get(kind)
     if encoder is not None:
         joined = connector(part, level, width) if connector else linear(sizes(part)[0], width)
         return _Found("vision", encoder(part) + joined, connector is not None)
@@ -159,14 +160,21 @@ def _uncounted(levels: Sequence[Config], counted: set[str]) -> list[str]:
     return left
 
 
-def _warnings(rough: list[str], left: list[str]) -> Iterable[str]:
+def _warnings(rough: list[str], left: list[str], adapters: list[str]) -> Iterable[str]:
     tell = "a folder with the safetensors files gives them"
     if rough:
         names = " and ".join(dict.fromkeys(rough))
         yield f"{ENCODERS_APART}the weights of the {names} part are an estimate; {tell} exactly"
-    if left:
-        names = ", ".join(printable(key, 40) for key in dict.fromkeys(left[:8]))
+    other = [key for key in left if key not in adapters]
+    if adapters:
+        yield f"{_listed(adapters)}: adapters beside the weights, which engines load on request, are not counted"
+    if other:
+        names = _listed(other)
         yield f"{ENCODERS_APART}the weights of {names} are not counted; {tell}"
+
+
+def _listed(keys: list[str]) -> str:
+    return ", ".join(printable(key, 40) for key in dict.fromkeys(keys[:8]))
 
 
 def _notes(levels: Sequence[Config]) -> Iterable[str]:

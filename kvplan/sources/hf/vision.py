@@ -251,6 +251,15 @@ def _intern(vision: Config, _: Config, width: int) -> int:
     return depth * own + start + 8 * d + linear(4 * d, width) + linear(width, width)
 
 
+def _minimax(vision: Config, outer: Config, width: int) -> int:
+    """MiniMax M3: two frames a patch, a norm before the layers, two projections of a patch and two of four of them."""
+    d, depth, wide, _patch = sizes(vision)
+    inner, merge = outer.maybe_int("projector_hidden_size") or width, vision.maybe_int("spatial_merge_size") or 2
+    start = patches(vision, d, frames=vision.maybe_int("temporal_patch_size") or 2, bias=False) + 2 * d
+    merged = linear(merge * merge * width, inner) + linear(inner, width)
+    return depth * layer(d, wide) + start + linear(d, inner) + linear(inner, width) + merged
+
+
 def _gated(vision: Config, _: Config, width: int) -> int:
     """A vision transformer with gated FFNs and no biases."""
     d, depth, wide, _patch = sizes(vision)
@@ -263,8 +272,12 @@ WHOLE: tuple[tuple[str, Rule], ...] = (
     ("glm4v", _glm4v), ("glm46v", _glm4v), ("glmga", _glm4v), ("glm_ocr", _glm_ocr), ("glm5_next", _glm_ocr),
     ("muse_glimmer", _muse), ("mllama", _mllama), ("llama4", _llama4), ("gemma4", _gemma4),
     ("kimi_k", _kimi), ("moonvit", _kimi), ("intern_vit", _intern), ("internvl", _intern),
+    ("minimax_m3", _minimax),
 )  # fmt: skip
 """How the ``model_type`` of the part, or else of the whole model, begins -> its rule."""
+
+UNDER_OTHER_NAMES: tuple[Rule, ...] = (_minimax,)
+"""Rules of families whose published files call their encoder by the name of another (MiniMax M3: CLIP)."""
 
 ROUGH: tuple[tuple[str, Rule], ...] = (("deepseek_v41", _gated),)
 """The same for encoders whose rule is a guess from their sizes."""

@@ -238,6 +238,14 @@ def test_without_prefixes_requests_size_the_windowed_pool() -> None:
     assert before.kv_tokens == int(have // 44236.8)
 
 
+def test_a_windowed_pool_for_too_many_requests_leaves_no_tokens() -> None:
+    given: dict[str, Any] = {"disable_radix_cache": True, "max_running_requests": 4096}
+    made = plan("gpt-oss-20b", engine="sglang", kv_cache_memory_bytes=20 * GIB, **given)
+    assert made.verdict.fits is False
+    assert made.verdict.reason.endswith("or lower --max-running-requests")
+    assert plan("gpt-oss-20b", engine="sglang", kv_cache_memory_bytes=26 * GIB, **given).verdict.fits is not False
+
+
 def test_a_limit_of_tokens_is_no_more_than_the_windowed_pool() -> None:
     given: dict[str, Any] = {"disable_radix_cache": True, "max_running_requests": 64}
     made = plan("gpt-oss-20b", engine="sglang", kv_cache_memory_bytes=40 * GIB, max_total_tokens=20_000, **given)

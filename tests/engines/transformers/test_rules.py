@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvplan import load_gpu, load_model, plan
 from kvplan.engines.transformers import cache
 from kvplan.errors import InputError, KvplanError, UnsupportedError
+from kvplan.sources.hf.read import read_config
 
 
 def held(model: str, engine: str = "transformers", **settings: Any) -> int:
@@ -154,3 +155,17 @@ def test_laws(prompt: int, steps: int, more: int) -> None:
     one = sum(p.bytes for p in cache.pools(rows, layout, 2, prompt, prompt + steps))
     two = sum(p.bytes for p in cache.pools(rows, layout, 2, prompt, prompt + steps + more))
     assert one <= two <= cache.peak_bytes(rows, layout, 2, prompt, prompt + steps + more)
+
+
+@pytest.mark.parametrize("implementation", ["dynamic", "static"])
+def test_windows_that_are_in_the_mask_alone_cut_no_cache(implementation: str) -> None:
+    """GPT-Neo 1.3B: 24 layers keep K and V of all 2,048 tokens, 402,653,184 bytes in 16 bits."""
+    config = {
+        "model_type": "gpt_neo", "hidden_size": 2048, "num_layers": 24, "num_heads": 16, "vocab_size": 50257,
+        "attention_types": [[["global", "local"], 12]], "window_size": 256, "max_position_embeddings": 2048,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    made = plan(
+        read_config(config), engine="transformers", max_model_len=2048, cache_implementation=implementation
+    )  # fmt: skip
+    assert made.kv.bytes_per_sequence_per_gpu == 24 * 2 * 2048 * 2048 * 2 == 402_653_184

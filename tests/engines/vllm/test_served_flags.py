@@ -165,6 +165,15 @@ def test_a_connector_that_is_no_object(text: str) -> None:
         plan("gemma-3-27b", gpu="h200-sxm", max_model_len=4096, kv_transfer_config=text)
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [({"async_scheduling": "no"}, "neither True nor False"), ({"performance_mode": "fast"}, "no such mode")],
+)
+def test_values_that_are_none(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        plan("llama-3.1-8b", gpu="h100-sxm", **given)
+
+
 def test_a_log_says_its_connector(tmp_path: Path) -> None:
     """Printed as an object, with an object inside."""
     config = (

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from files import ARCHITECTURES, metadata_of, write
 from hypothesis import given as fuzz
@@ -221,3 +222,15 @@ def test_any_values_give_a_model_or_one_line(architecture: str, data: Any) -> No
 @pytest.mark.parametrize(("architecture", "said"), [("llama", False), ("llama4", True), ("gemma3", True)])
 def test_an_encoder_in_a_file_of_its_own_is_mentioned(architecture: str, said: bool) -> None:
     assert any("mmproj" in note for note in spec(architecture).notes) is said
+
+
+@pytest.mark.parametrize("kind", ["adapter", "imatrix", "mmproj"])
+def test_files_of_other_things_than_models_are_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{kind}.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type(kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(SpecError, match="not a model"):
+        read_file(path)
