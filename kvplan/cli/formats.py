@@ -114,7 +114,7 @@ def _scales(fmt: Format) -> str:
     """Where scales live that are not inside the block."""
     found = {"token": "token", "token_head": "token, head", "tensor": "tensor"}.get(fmt.scale, "")
     if fmt.tile:
-        found = f"{fmt.tile[0]} x {fmt.tile[1]}"
+        found = f"{fmt.tile[0]} x {fmt.tile[1]}" if fmt.tile[0] < 1 << 40 else "row, column"
     elif fmt.row_scale_bytes:
         found = "row"
     if fmt.name in GGUF_FILES:

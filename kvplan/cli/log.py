@@ -67,7 +67,8 @@ def log(
     out = output.of(ctx)
     out.emit(lambda: _document(plain), plain, warnings=result.warnings)
     if over and result.figure is not None:
-        out.note(f"{result.figure.name}: off by {abs(result.figure.relative or 1):.2%}, more than {100 * (limit or 0):.4g}%")
+        off, most = abs(result.figure.relative or 1), 100 * (limit or 0)
+        out.note(f"{result.figure.name}: off by {off:.2%}, more than {most:.4g}%")
     return 1 if over else 0
 
 

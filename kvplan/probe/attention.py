@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvplan.probe.fit import measured_line
+from kvplan.probe.fit import measured_line, shown
 from kvplan.probe.kernels import choose, store
 from kvplan.probe.kernels.store import HeadShape
 from kvplan.probe.layout import PROBE_FORMATS
@@ -221,7 +221,7 @@ def _format_rows(session: Session, shape: HeadShape, fmt: str, timed: list[Timed
         row(
             "attention", f"{fmt}: worst miss of the line", predicted=bound, measured=line.worst_miss,
             unit="ratio", tolerance=0.0 if enough else None, sense="at_most",
-            note=f"bytes / {rate / 1e12:.4g} TB/s + {start * 1e6:.1f} us, {len(timed)} shapes; predicted is the bound",
+            note=f"{shown(rate, start)}, {len(timed)} shapes; predicted is the bound",
         )
     )  # fmt: skip
     return rows

@@ -63,6 +63,9 @@ def _measure(session: Session, device: Any) -> list[Row]:
             )
         else:
             rows += _equal(layer.kind, built, session)
+            if any(stream.role == "index" for stream in layer.streams):
+                name, note = f"{layer.kind}: index not run", "its keys are allocated and counted; attention is over all"
+                rows.append(row("correctness", name, predicted=None, measured=None, unit="ratio", note=note))
     plain = next(((x, m) for x, m in _mixers(session) if x.kind in ("full", "mla")), None)
     if plain is not None:
         rows += _growth(session, plain[1], device)

@@ -30,6 +30,12 @@ def line(points: Sequence[Point]) -> tuple[float, float, float]:
     return 1 / slope, start, worst_miss(points, slope, start)
 
 
+def shown(rate: float, start: float) -> str:
+    """A line for people: ``bytes / 4.56 TB/s + 7.0 us``; rates of a CPU in GB/s."""
+    speed = f"{rate / 1e12:.4g} TB/s" if rate >= 1e11 else f"{rate / 1e9:.4g} GB/s"
+    return f"bytes / {speed} + {start * 1e6:.1f} us"
+
+
 def worst_miss(points: Sequence[Point], slope: float, start: float) -> float:
     """Largest ``|predicted / measured - 1|``."""
     return max(abs((slope * x + start) / y - 1) for x, y in points)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.planning.speed import decode
 from kvplan.probe import prefill, timing
-from kvplan.probe.fit import measured_line
+from kvplan.probe.fit import measured_line, shown
 from kvplan.probe.receipt import Row, median, row
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def measure(session: Session, layers: Sequence[Layer], head: torch.Tensor) -> li
             row(
                 "decode", "linear layers: worst miss of the line", predicted=LINE_MISS, measured=line.worst_miss,
                 unit="ratio", sense="at_most",
-                note=f"bytes / {rate / 1e12:.3f} TB/s + {start * 1e6:.1f} us over {len(points)} shapes",
+                note=f"{shown(rate, start)} over {len(points)} shapes",
             )
         )  # fmt: skip
     if session.device.is_cuda and not any(layer.experts for layer in layers):

@@ -42,12 +42,20 @@ def spec_file(reading: Reading, source: str) -> str:
 
 
 def _plain(model: ModelSpec) -> ModelSpec:
-    """A spec without what only the reader of its file knows."""
-    from dataclasses import fields
+    """A spec without what only the reader of its file knows; the count of the file's parameters stays as published."""
+    from dataclasses import fields, replace
+
+    from kvplan.sources.spec_lint import TOLERANCE
 
     if type(model) is ModelSpec:
         return model
-    return ModelSpec(**{field.name: getattr(model, field.name) for field in fields(ModelSpec)})
+    plain = ModelSpec(**{field.name: getattr(model, field.name) for field in fields(ModelSpec)})
+    counted = model.parameters  # of the tensor table, where the file has one
+    if plain.published_parameters or counted == plain.parameters or counted <= 0:
+        return plain
+    differs = abs(plain.parameters - counted) > TOLERANCE * counted
+    note = f"the file's tensors hold {counted:,}; its layers are as llama.cpp runs them" if differs else None
+    return replace(plain, published_parameters=counted, parameters_note=note)
 
 
 def _shown(value: Any) -> str:

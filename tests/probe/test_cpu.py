@@ -342,6 +342,13 @@ def test_once_the_time_is_up_nothing_long_is_begun(monkeypatch: pytest.MonkeyPat
     assert "the time was up" in receipt.warnings[0]
 
 
+def test_an_index_that_is_not_run_is_named() -> None:
+    session = session_of("deepseek-v3.2", "transformers", megabytes=1024, max_model_len=2048)
+    rows = {r.name: r for r in correctness._measure(session, "cpu")}
+    assert rows["mla: index not run"].passed is None
+    assert rows["mla, float64: cache against recomputation"].passed
+
+
 def test_kinds_that_are_not_run_are_named() -> None:
     rows = {r.name: r for r in correctness.measure(session_of("deepseek-v4-flash"))}
     left_out = [name for name, r in rows.items() if name.endswith(": not run") and r.passed is None and r.note]

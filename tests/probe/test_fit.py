@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.probe.fit import line, measured_line, worst_miss
+from kvplan.probe.fit import line, measured_line, shown, worst_miss
 
 
 def test_a_line_is_found_again() -> None:
@@ -51,3 +51,8 @@ def test_bounds_hold_the_value_and_say_what_one_point_does() -> None:
         assert 0 < figure.low <= figure.value <= figure.high
     assert found.bytes_per_second.high > found.bytes_per_second.low
     assert found.latency_seconds.samples == 5
+
+
+def test_lines_are_shown_in_the_unit_of_their_rate() -> None:
+    assert shown(4.562e12, 7e-6) == "bytes / 4.562 TB/s + 7.0 us"
+    assert shown(13e9, 1.5e-3) == "bytes / 13 GB/s + 1500.0 us"

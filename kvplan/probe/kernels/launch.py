@@ -91,10 +91,7 @@ def prepare(
     dims = dict(D=shape.head_dim, D_PAD=_pad(shape.head_dim), DV=shape.head_dim_v, DV_PAD=_pad(shape.head_dim_v))
     k_scale = pool.k if pool.k_scale is None else pool.k_scale
     v_scale = k_scale if pool.v_scale is None else pool.v_scale
-    early = config.early and config.columns and starts_early(q)
-    start: dict[str, bool] = dict(EARLY=early) if config.columns else {}
-    if early:
-        start["launch_pdl"] = True  # unknown to older Triton, and only there where the kernel waits
+    start = _start(config, q)
     pad = max(8 if config.columns else 16, _pad(shape.group))
 
     def run(table: torch.Tensor) -> None:
@@ -131,6 +128,15 @@ def prepare(
             )
 
     return run
+
+
+def _start(config: Config, q: torch.Tensor) -> dict[str, bool]:
+    """How the kernel by columns starts; other kernels take no such argument."""
+    if not config.columns:
+        return {}
+    if not (config.early and starts_early(q)):
+        return dict(EARLY=False)
+    return dict(EARLY=True, launch_pdl=True)  # unknown to older Triton, and only there where the kernel waits
 
 
 def _pad(size: int) -> int:

@@ -19,6 +19,9 @@ from kvplan.planning.planner import plan_deployment
 from kvplan.sources import find_model
 from kvplan.sources.gguf import architectures as arch
 from kvplan.sources.gguf.metadata import GgufModelSpec, read_file, read_metadata
+from kvplan.sources.importing import spec_file
+from kvplan.sources.reading import Reading
+from kvplan.sources.yaml_file import model_from_text
 
 KINDS: dict[str, dict[str, int]] = {
     "llama": {"full": 4}, "qwen2": {"full": 4}, "phi3": {"full": 4}, "starcoder2": {"full": 4},
@@ -234,3 +237,12 @@ def test_files_of_other_things_than_models_are_refused(kind: str, tmp_path: Path
     writer.close()
     with pytest.raises(SpecError, match="not a model"):
         read_file(path)
+
+
+def test_a_spec_written_from_a_file_keeps_the_count_of_its_tensors(tmp_path: Path) -> None:
+    """Where the layers as llama.cpp runs them are not those of the file, the spec says so."""
+    model = read_file(write(tmp_path / "model.gguf", "llama", metadata_of("llama")))
+    written = model_from_text(spec_file(Reading(model, {}), "model.gguf"), "spec")
+    assert written.published_parameters == model.parameters == model.file_parameters
+    assert written.parameters != written.published_parameters
+    assert f"{model.parameters:,}" in (written.parameters_note or "")
