@@ -112,7 +112,8 @@ class TestModelsShow:
     @pytest.mark.parametrize("name", model_ids())
     def test_every_model_can_be_shown(self, run: Run, name: str) -> None:
         done = run("models", "show", name)
-        assert (done.status, done.err) == (0, "")
+        said = "".join(f"warning: {text}\n" for text in load_model(name).file_warnings)
+        assert (done.status, done.err) == (0, said)
         assert done.out.startswith(name)
 
     def test_unknown(self, run: Run) -> None:
