@@ -140,18 +140,15 @@ def choose(
     if family == "dense":
         if cache_format.startswith("turboquant"):
             return "TURBOQUANT"
-        if cache_format.endswith("per_token_head"):
-            return "TRITON_ATTN"
         if cache_format == "nvfp4":
             return "FLASHINFER"
     if cache_format.endswith("_ds_mla"):
         return "FLASHMLA_SPARSE"
     major = int(capability.partition(".")[0] or 0)
-    able = [
-        n
-        for n in (_ROPE_FREE.get(major, ()) if rope_free else _order(family, major, quantized, rules))
-        if _able(BACKENDS[n], major, quantized) and reads(n, capability, cache_format, rules)
-    ]
+    order = _ROPE_FREE.get(major, ()) if rope_free else _order(family, major, quantized, rules)
+    if cache_format.endswith("per_token_head"):
+        order = ("TRITON_ATTN",)
+    able = [n for n in order if _able(BACKENDS[n], major, quantized) and reads(n, capability, cache_format, rules)]
     for name in able:
         if block_size is None or BACKENDS[name].takes(block_size):
             return name
@@ -159,7 +156,7 @@ def choose(
         raise UnsupportedError(
             f"vLLM {rules.name} has no backend for {family} attention with this cache on capability {capability}",
             where="--engine vllm",
-            hint="type --engine generic for the arithmetic alone",
+            hint="type --kv-cache-dtype auto" if quantized else "type --engine generic for the arithmetic alone",
         )
     smallest = min(s for n in able for s in BACKENDS[n].sizes)
     near = max(smallest, block_size // smallest * smallest)
@@ -170,13 +167,19 @@ def choose(
     )
 
 
+_FP8_FROM_SM89 = {"TRITON_ATTN": "triton_fp8_from_sm89", "TRITON_MLA": "triton_mla_fp8_from_sm89"}
+
+
 def reads(name: str, capability: str, cache_format: str, rules: Rules) -> bool:
     """Whether a backend runs on this device with this cache; latent families are told apart by their `majors`.
 
     FlashAttention reads fp8 on compute capability 9.x (its version 3; 4 on 10.x), and e5m2 up to 0.20;
-    FlashInfer begins at 8.0 since 0.24 (before: 7.5).
+    FlashInfer begins at 8.0 since 0.24 (before: 7.5). Triton's kernels are picked for fp8 and then refuse it below 8.9.
     """
     backend, number = BACKENDS[name], float(capability or 0)
+    change = _FP8_FROM_SM89.get(name)
+    if change and 0 < number < 8.9 and cache_format.startswith("fp8") and rules.has(change):
+        return False
     if backend.family != "dense":
         return not cache_format or cache_format in (*PLAIN_FORMATS, *backend.formats, backend.row)
     if not number:

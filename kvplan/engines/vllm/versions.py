@@ -54,6 +54,14 @@ CHANGES: dict[str, Change] = {
     "performance_modes": Change(
         (0, 17, 0), "--performance-mode throughput doubles the default batch limits", "vllm/engine/arg_utils.py"
     ),
+    "triton_fp8_from_sm89": Change(
+        (0, 24, 0), "Triton attention refuses fp8 caches below compute capability 8.9",
+        "vllm/v1/attention/backends/triton_attn.py",
+    ),
+    "triton_mla_fp8_from_sm89": Change(
+        (0, 26, 0), "Triton MLA refuses fp8 caches below compute capability 8.9",
+        "vllm/v1/attention/backends/mla/triton_mla.py",
+    ),
     "stage_by_itself": Change(
         (0, 17, 0), "pipeline stages are checked, and pages that differ counted, by their own layers (before: by all)",
         _PLANNING,

@@ -29,6 +29,8 @@ _FULL = 1e-9
 """What a queue that is full has left: waits are then longer than any that is asked for."""
 _NEAR = 1e-3
 """What is left of a share of time that is all taken, for figures that stay finite then."""
+_LONG = 1e6
+"""Times its own steps, a queue that no request sees the end of."""
 _E = 2.718281828459045
 _BELOW = 1 - 1e-6
 """Of the rate at which every step carries all the prompts that it can: below any rate there is."""
@@ -196,6 +198,7 @@ def _pace(steps: _Steps, rate: Any, chunks: Any, room: Any, lengths: Lengths) ->
         part = smaller(busy, 1.0)
         # steps with prompts to come, where there are any
         behind = larger(chunks / together * (busy + rate * wait) / left / larger(part, _NEAR), _NEAR)
+        behind = smaller(behind, lengths.steps * _LONG)  # beyond that all steps are met, and 1 - e ** -tiny is noise
         met = part * behind * (1 - _E ** -(lengths.steps / behind))
         per_token = mean + smaller(met / lengths.steps, 1.0) * larger(steps.plain + long - mean, 0.0)
     return _Pace(per_token, together, busy, wait)

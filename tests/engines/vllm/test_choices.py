@@ -80,3 +80,26 @@ def test_a_step_holds_a_token_of_every_sequence(version: str) -> None:
 def test_devices_without_bfloat16_are_named() -> None:
     assert any("no bfloat16" in text for text in plan("qwen3-8b", gpu="t4", max_model_len=2048).warnings)
     assert not any("no bfloat16" in text for text in plan("qwen3-8b", gpu="h100-sxm").warnings)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "stored", "refused", "taken"),
+    [("t4", "fp8", "0.24.0", "0.23.0"), ("a100-sxm-80gb", "fp8_per_token_head", "0.33.0", None)],
+)
+def test_tritons_kernels_take_fp8_from_compute_capability_8_9_on(
+    gpu: str, stored: str, refused: str, taken: str | None
+) -> None:
+    given: dict[str, Any] = {"max_model_len": 2048, "kv_cache_dtype": stored, "weights": "fp8"}
+    with pytest.raises(UnsupportedError, match="no backend for dense attention") as error:
+        plan("llama-3.1-8b", gpu=gpu, engine=f"vllm@{refused}", **given)
+    assert "--kv-cache-dtype auto" in str(error.value.hint)
+    if taken:
+        assert plan("llama-3.1-8b", gpu=gpu, engine=f"vllm@{taken}", **given).verdict.fits
+    assert plan("llama-3.1-8b", gpu="l4", engine=f"vllm@{refused}", **given).verdict is not None
+
+
+def test_tritons_latent_kernel_takes_fp8_from_compute_capability_8_9_on() -> None:
+    given: dict[str, Any] = {"max_model_len": 2048, "kv_cache_dtype": "fp8"}
+    assert plan("deepseek-v2-lite", gpu="a100-sxm-80gb", engine="vllm@0.25.0", **given).verdict.fits
+    with pytest.raises(UnsupportedError, match="no backend for mla attention"):
+        plan("deepseek-v2-lite", gpu="a100-sxm-80gb", engine="vllm@0.26.0", **given)

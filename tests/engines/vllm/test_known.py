@@ -116,7 +116,7 @@ def test_null_block_is_checked_since_0_29() -> None:
         ("deepseek-v3", "h100-sxm", "auto", "0.17.0", 64, 4 * 1124352),
         ("deepseek-v3", "b200", "auto", "0.33.0", 32, 2 * 1124352),
         ("deepseek-v3", "b200", "auto", "0.14.0", 128, 8 * 1124352),
-        ("deepseek-v3", "a100-80gb-sxm", "fp8", "0.33.0", 16, 562176),
+        ("deepseek-v3", "a100-80gb-sxm", "fp8", "0.25.0", 16, 562176),
         ("deepseek-v3.2", "h100-sxm", "fp8", "0.33.0", 64, 3076352),
         ("deepseek-v3.2", "h100-sxm", "auto", "0.33.0", 64, 5012736),
         ("deepseek-v3.2", "h100-sxm", "auto", "0.13.0", 64, 3076352),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
@@ -168,6 +168,7 @@ def test_more_traffic_is_never_served_faster(name: str, prompt: int, output: int
     st.floats(1.05, 20),
     st.floats(1.05, 20),
 )
+@example("hybrid", 3976, 2, 10.0, 12.0)
 def test_what_is_carried_is_within_the_limits_and_no_more_would_be(
     name: str, prompt: int, output: int, ttft: float, tpot: float
 ) -> None:
