@@ -182,6 +182,8 @@ class TestFile:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
     def test_a_process_that_is_ended_leaves_the_old_file_alone(self, tmp_path: Path, number: signal.Signals) -> None:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            pytest.skip("what runs these tests ignores this signal, and so does what they run")
         target = tmp_path / "old.csv"
         target.write_text("old")
         code = (
