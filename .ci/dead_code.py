@@ -39,7 +39,18 @@ USED = {
 }
 """Name -> who calls it."""
 CALLED_BY_DECORATOR = ["@app.command", "@app.callback", "@model_validator", "@model_serializer", "@triton.jit"]
-ENGINES = ["Generic", "Mlx", "Ollama", "Sglang", "TensorRtLlm", "Transformers", "Exllamav3", "Vllm", "LlamaCpp"]
+ENGINES = [
+    "Generic",
+    "Mlx",
+    "Ollama",
+    "Sglang",
+    "TensorRtLlm",
+    "Transformers",
+    "Exllamav3",
+    "Vllm",
+    "LlamaCpp",
+    "LmStudio",
+]
 """Classes that `ENGINES` of kvplan/engines names in text."""
 
 
