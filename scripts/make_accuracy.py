@@ -248,8 +248,8 @@ def page(results: list[Result], aside: list[tuple[str, str]], refused: list[tupl
 
 OTHERS_SAID = (
     "Other engines, whose terms come from their sources. The Kimi-K2.5 row is no test: the causes of its error were",
-    "looked for in this very log, its release is inferred, and so is its share of the device (0.826, with which its own",
-    "lines add up; with 0.82, which stood there before, they do not):",
+    "looked for in this very log, its release is inferred, and so is its share of the device (0.826, with which its",
+    "own lines add up; with 0.82, which stood there before, they do not):",
 )
 OTHERS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("sglang-kimi-k2.5-tp8", "sglang@0.5.12", "mi355x", {}),
