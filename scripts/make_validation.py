@@ -15,6 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from replay_receipts import receipts, replay
+
+from kvplan.probe.receipt import quantile
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "validation"
 RECEIPTS = "h200-2026-11-30-*.json"
@@ -144,6 +148,17 @@ def whole_runs() -> Iterator[str]:
         yield f"| {name} | {receipt['seconds']:.0f} | {verdict['passed']} of {verdict['passed'] + verdict['failed']} |"
 
 
+def model_lines() -> Iterator[str]:
+    """Every receipt's steps: predicted as it was then, and from the same samples by the package as it is."""
+    yield "| model | whole steps | median miss then % | now % | nine in ten now % |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, receipt in receipts().items():
+        found = replay(receipt)
+        what = f"{found.model}, run {name[-1]}" if name.startswith("h200-") else found.model
+        figures = [quantile(found.then, 0.5), found.middle, found.most]
+        yield f"| {what} | {len(found.now)} | {' | '.join(f'{100 * figure:.1f}' for figure in figures)} |"
+
+
 def memory_lines(receipts: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Every kind and format, and the card filled to the last block."""
     yield "| model | rows judged | exact | off |"
@@ -205,7 +220,7 @@ def read(folder: str, pattern: str) -> dict[str, dict[str, Any]]:
 def pages() -> dict[str, list[str]]:
     """Page -> its generated lines."""
     return {
-        "h200-decode.md": [*lines(list(read("", RECEIPTS).values())), "", *whole_runs()],
+        "h200-decode.md": [*lines(list(read("", RECEIPTS).values())), "", *whole_runs(), "", *model_lines()],
         "h200-memory.md": list(memory_lines(read("memory", "*.json"))),
         "h200-two-gpus.md": list(two_gpu_lines(read("two-gpus", "*.json"))),
     }

@@ -207,7 +207,9 @@ def _format_rows(session: Session, shape: HeadShape, fmt: str, timed: list[Timed
             f"storing alone costs {format_error(session, fmt):.1e}",
         )
     )  # fmt: skip
-    line = measured_line([(one.num_bytes, median(one.paged.seconds)) for one in timed])
+    line = measured_line(
+        [(one.num_bytes, median(one.paged.seconds)) for one in timed], session.figures.read_bytes_per_second
+    )
     if line is None:
         return rows
     bits = _BITS[fmt]

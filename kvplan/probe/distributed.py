@@ -275,7 +275,6 @@ def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
     if line is None:
         return []
     from kvplan.probe import step
-    from kvplan.probe.step_rows import OTHER_WORST_MISS
 
     session.say("distributed, tensor-parallel step")
     batch, context = GPU_POINT if session.device.is_cuda else CPU_POINT
@@ -302,8 +301,7 @@ def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
         _gathered([grown * s for s in _samples(session, partial(layers, one))], group) for one in (None, reduce)
     )
     predicted = planned_step(session, line, batch, context)
-    plain = not any(layer.experts or (layer.head and layer.head.latent) for layer in held.layers)
-    tolerance = (STEP_TOLERANCE if plain else OTHER_WORST_MISS) if session.device.is_cuda else None
+    tolerance = STEP_TOLERANCE if session.device.is_cuda else None
     message = batch * session.layout.spec.hidden_size * 2
     reduces = 2 * session.layout.spec.num_layers
     moved = 2 * (group.size - 1) / group.size * message

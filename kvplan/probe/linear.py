@@ -29,7 +29,7 @@ def measure(session: Session, layers: Sequence[Layer], head: torch.Tensor) -> li
     """The line, the plateau and the crossing; sets ``figures.linear`` and ``figures.matmul_flops``."""
     rows = prefill.measure_plateau(session)
     shapes = _alike(layers, head)
-    points = []
+    points, shares = [], []
     for number, ((out, inner), matrices) in enumerate(shapes.items()):
         if session.limits.seconds_left <= 0:
             session.lack(f"decode, linear layers: the time was up after {number} of {len(shapes)} shapes")
@@ -38,13 +38,19 @@ def measure(session: Session, layers: Sequence[Layer], head: torch.Tensor) -> li
         batches = _SMALL if session.device.is_cuda else _SMALL[:1]
         times = [median(time_products(session, matrices, batch)) for batch in batches]
         points.append((2.0 * out * inner, median(times)))
+        shares.append(len(matrices) * median(times))
         note = f"{out} x {inner}, batch {', '.join(map(str, batches))}; {2 * out * inner / 1e6:.1f} MB"
         rates = [2 * out * inner / t for t in times]
         rows.append(
             row("decode", f"linear layer, {out} x {inner}", predicted=None, measured=rates, unit="bytes/s", note=note)
         )
-    points += [found for layer in layers[-1:] if layer.experts for found in _experts(session, layer.experts)]
-    line = measured_line(points)
+    routed = [layer.experts for layer in layers if layer.experts is not None]
+    if routed:
+        found, more = _experts(session, routed[-1])
+        points += found
+        shares += [len(routed) * seconds for _, seconds in found]
+        rows += more
+    line = measured_line(points, session.figures.read_bytes_per_second, shares)
     if line is not None:
         session.figures.linear["16"] = line
         rate, start = line.bytes_per_second.value, line.latency_seconds.value
@@ -52,7 +58,7 @@ def measure(session: Session, layers: Sequence[Layer], head: torch.Tensor) -> li
             row(
                 "decode", "linear layers: worst miss of the line", predicted=LINE_MISS, measured=line.worst_miss,
                 unit="ratio", sense="at_most",
-                note=f"{shown(rate, start)} over {len(points)} shapes",
+                note=f"{shown(rate, start)} over {len(points)} shapes, each weighed by its time in a step",
             )
         )  # fmt: skip
     if session.device.is_cuda and not any(layer.experts for layer in layers):
@@ -86,25 +92,28 @@ def time_products(session: Session, matrices: Sequence[torch.Tensor], batch: int
     return timing.sample(session.device, work, samples=samples, per=len(chosen) * passes)
 
 
-_EXPERT_ROWS = (1, 2, 4)
+_EXPERT_ROWS = (1, 4, 16)
 """Tokens of one expert in decode steps of usual batches."""
 
 
-def _experts(session: Session, experts: Experts) -> list[tuple[float, float]]:
-    """(bytes, seconds) of the products of all routed experts, a few rows each."""
+def _experts(session: Session, experts: Experts) -> tuple[list[tuple[float, float]], list[Row]]:
+    """((bytes, seconds) of the products of all routed experts, a few rows each; the same as rows of the report)."""
     import torch
 
-    found = []
+    points, rows = [], []
     for weights in (experts.up, experts.down):
-        size = weights.numel() * weights.element_size()
-        session.say(f"experts, {' x '.join(map(str, weights.shape))}")
+        size, shape = weights.numel() * weights.element_size(), " x ".join(map(str, weights.shape))
+        session.say(f"experts, {shape}")
         times = []
-        for rows in _EXPERT_ROWS:
-            x = torch.randn((weights.shape[0], rows, weights.shape[2]), device=weights.device).to(weights.dtype)
+        for tokens in _EXPERT_ROWS:
+            x = torch.randn((weights.shape[0], tokens, weights.shape[2]), device=weights.device).to(weights.dtype)
             work, samples = _batched(x, weights), max(3, session.limits.samples // 2)
             times.append(median(timing.sample(session.device, work, samples=samples, per=timing.LEAST_COPIES)))
-        found.append((float(size), median(times)))
-    return found
+        points.append((float(size), median(times)))
+        note = f"{shape}, {', '.join(map(str, _EXPERT_ROWS))} tokens an expert; {size / 1e6:.1f} MB"
+        rates = [size / t for t in times]
+        rows.append(row("decode", f"experts, {shape}", predicted=None, measured=rates, unit="bytes/s", note=note))
+    return points, rows
 
 
 def _batched(x: torch.Tensor, weights: torch.Tensor) -> Callable[[], Any]:
@@ -146,16 +155,37 @@ def _crossing(session: Session, layers: Sequence[Layer]) -> list[Row]:
 
 
 def layer_products(session: Session, layers: Sequence[Layer], batch: int) -> list[float]:
-    """Seconds of the products of all `layers`, one after the other, on `batch` rows; a figure a sample."""
+    """Seconds of the products of all `layers`, one after the other, on `batch` rows; a figure a sample.
+
+    Of routed experts those that a step of so many tokens uses.
+    """
     import torch
 
     widths = {m.shape[1] for layer in layers for m in layer.matrices}
-    first = layers[0].matrices[0]
+    first = layers[0].norm
+    assert first is not None
     inputs = {w: torch.randn((batch, w), device=first.device).to(first.dtype) for w in widths}
+    routed = [pair for layer in layers if layer.experts for pair in _routed(layer.experts, batch)]
 
     def work() -> Any:
         for layer in layers:
             for matrix in layer.matrices:
                 inputs[matrix.shape[1]] @ matrix.t()
+        for x, weights in routed:
+            torch.bmm(x, weights)
 
     return timing.sample(session.device, work, samples=max(3, session.limits.samples // 3))
+
+
+def _routed(experts: Experts, batch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(inputs, weights) of the two batched products over the experts that a step of `batch` tokens uses."""
+    import torch
+
+    from kvplan.probe.stack import even_shares
+
+    used, each = even_shares(experts, batch)
+    found = []
+    for weights in (experts.up, experts.down):
+        x = torch.randn((used, each, weights.shape[2]), device=weights.device).to(weights.dtype)
+        found.append((x, weights[:used].transpose(1, 2)))
+    return found

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from kvplan.probe.kernels import between
-from kvplan.spec.ffn import DenseFfn, MoeFfn
+from kvplan.probe.shapes import ffn_shapes, layer_shapes
+from kvplan.spec.ffn import MoeFfn
 
 if TYPE_CHECKING:
     from kvplan.probe.kernels.store import HeadShape
-    from kvplan.spec.kind import CacheKind, LayerPart, Tensor
+    from kvplan.spec.kind import CacheKind, LayerPart
     from kvplan.spec.model import ModelSpec
 
 DTYPE = torch.bfloat16
@@ -59,21 +60,6 @@ class Layer:
             *(m for products in self.mixers for m in products),
             *(m for up, down, _ in self.dense for m in (up, down)),
         ]
-
-
-def layer_shapes(part: LayerPart, hidden: int) -> list[tuple[int, int]]:
-    """(out, in) of a mixer's products after fusion; the output projection last."""
-    plain = [t for t in part.tensors(hidden) if t.role == "attention" and len(t.shape) == 2]
-    back = [t for t in plain if t.shape[0] == hidden]
-    last = [t for t in back if "out" in t.name][-1:] or back[-1:]
-    first = [t for t in plain if t.shape[1] == hidden and t not in last]
-    rest = [t for t in plain if t not in first and t not in last]
-    shapes = [(sum(_rows(t) for t in first), hidden)] if first else []
-    return shapes + [(_rows(t), t.shape[1]) for t in (*rest, *last)]
-
-
-def _rows(tensor: Tensor) -> int:
-    return tensor.shape[0] * tensor.copies
 
 
 def layer_bytes(spec: ModelSpec, name: str) -> int:
@@ -119,17 +105,15 @@ def random_weight(shape: Sequence[int], device: Any, generator: torch.Generator)
 
 
 def _ffn(layer: Layer, ffn: LayerPart, hidden: int, weight: Callable[..., torch.Tensor]) -> None:
-    if isinstance(ffn, DenseFfn):
-        wide = ffn.intermediate_size
-        layer.dense.append((weight(wide * (1 + ffn.gated), hidden), weight(hidden, wide), ffn.gated))
-    elif isinstance(ffn, MoeFfn):
+    if isinstance(ffn, MoeFfn):
         wide, width, gated = ffn.intermediate_size, ffn.expert_hidden_size or hidden, 1 + ffn.gated
         layer.experts = Experts(
             weight(ffn.experts, wide * gated, width), weight(ffn.experts, width, wide),
             weight(ffn.experts, hidden) if ffn.router else None, ffn.experts_per_token,
         )  # fmt: skip
-        if shared := ffn.shared_intermediate_size:
-            layer.dense.append((weight(shared * gated, hidden), weight(hidden, shared), ffn.gated))
+    if shapes := ffn_shapes(ffn, hidden):
+        up, down = (weight(*shape) for shape in shapes)
+        layer.dense.append((up, down, up.shape[0] > down.shape[1]))
 
 
 @dataclass(kw_only=True)
@@ -223,13 +207,18 @@ def touched(experts: int, per_token: int, batch: int) -> int:
     return max(per_token, round(experts * (1 - (1 - per_token / experts) ** batch)))
 
 
+def even_shares(experts: Experts, rows: int) -> tuple[int, int]:
+    """(experts that `rows` tokens use, tokens of each of them)."""
+    used = touched(experts.up.shape[0], experts.per_token, rows)
+    return used, -(-rows * experts.per_token // used)
+
+
 def _routed(experts: Experts, scratch: Scratch) -> None:
     """The expected number of experts, each with its even share of the tokens, in two batched products."""
-    count, rows = experts.up.shape[0], scratch.normed.shape[0]
+    rows = scratch.normed.shape[0]
     if experts.router is not None:
         torch.topk(scratch.normed @ experts.router.t(), experts.per_token, dim=-1)
-    used = touched(count, experts.per_token, rows)
-    each = -(-rows * experts.per_token // used)
+    used, each = even_shares(experts, rows)
     width, wide = experts.up.shape[2], experts.down.shape[2]
     tokens = take(scratch.normed, width).repeat(-(-used * each // rows), 1)[: used * each].view(used, each, width)
     y = torch.bmm(tokens, experts.up[:used].transpose(1, 2)).flatten(0, 1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvplan.planning.speed.constants import ROUTING_SECONDS
 from kvplan.probe import linear, stack, timing
 from kvplan.probe.attention import PAGE, head_shape, skipped
 from kvplan.probe.kernels import between, choose, store
@@ -97,9 +98,10 @@ def unfit_weights(session: Session) -> str | None:
     """Why products of these weights are not measured; None: they are."""
     from kvplan.planning.speed.rates import compute_key
 
-    body = session.outcome.weights.of("dense_ffn")
-    if compute_key(body) != "16" or body.block_elements != 1:
-        return f"weights in {body.name} are not multiplied here; --weights bf16 measures the step in 16 bits"
+    for role in sorted({t.role for _, t in session.layout.spec.tensors_by_block()} - {"norm", "router"}):
+        body = session.outcome.weights.of(role)
+        if compute_key(body) != "16" or body.block_elements != 1:
+            return f"weights in {body.name} are not multiplied here; --weights bf16 measures the step in 16 bits"
     return None
 
 
@@ -278,7 +280,7 @@ def _between(session: Session, held: Held) -> Row:
     """Norms, rotary positions and gate of one layer; sets ``layer_seconds``."""
     from kvplan.probe.session import MeasuredFigure
 
-    in_place = session.device.is_cuda and not any(x.experts or x.state_elements for x in held.layers)
+    in_place = session.device.is_cuda and not any(x.state_elements for x in held.layers)
     batches = _BETWEEN if session.device.is_cuda else _BETWEEN[:1]
     session.say("between the kernels of a layer")
     found = [_in_place(session, held, b) if in_place else _alone(session, b) for b in batches]
@@ -287,6 +289,8 @@ def _between(session: Session, held: Held) -> Row:
     stated = session.speed()
     predicted = None if isinstance(stated, str) else stated.rates.layer_seconds
     how = "layers without attention, less their products alone" if in_place else "on their own"
+    if in_place and any(layer.experts for layer in held.layers):
+        how += f" and {ROUTING_SECONDS * 1e6:.0f} us that plans count for routing"
     by = ", ".join(f"{b}: {median(one) * 1e6:.1f} us" for b, one in zip(batches, found, strict=True))
     return row(
         "decode", "between the kernels of a layer", predicted=predicted, measured=middle, unit="s",
@@ -300,7 +304,7 @@ _BETWEEN = (1, 8, 64)
 
 
 def _in_place(session: Session, held: Held, batch: int) -> list[float]:
-    """What a layer takes besides its products and its attention.
+    """What a layer takes besides its products, its attention and what the planner counts for routing.
 
     Products go over more weights than the last-level cache holds, so residuals, norms and positions come from memory
     again: on one H200 that makes these kernels half as slow again as on activations that stay in the cache.
@@ -320,6 +324,7 @@ def _in_place(session: Session, held: Held, batch: int) -> list[float]:
 
     samples = max(3, session.limits.samples // 2)
     alone = median(linear.layer_products(session, held.layers, batch))
+    alone += ROUTING_SECONDS * sum(layer.experts is not None for layer in held.layers)
     return [max(0.0, t - alone) / len(held.layers) for t in timing.sample(device, layers, samples=samples)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ pytest.importorskip("torch", reason="the probe's extra is not installed")
 import torch
 
 from kvplan.catalog import load_model
-from kvplan.probe import attention, bandwidth, linear, prefill, run, stack, step
+from kvplan.probe import attention, bandwidth, linear, prefill, run, shapes, stack, step
 from kvplan.probe.device import detect
 from kvplan.probe.kernels import between
 from kvplan.probe.session import MeasuredFigure, MeasuredLine, Session
@@ -43,9 +44,9 @@ def test_products_are_fused_as_the_planner_counts_them() -> None:
     """Llama-3.1-8B: q, k and v are one product of 6,144 x 4,096; the mixer has two, as `linear_kernels` says."""
     spec = load_model("llama-3.1-8b")
     mixer = next(iter(spec.blocks.values())).mixers[0]
-    shapes = stack.layer_shapes(mixer, spec.hidden_size)
-    assert shapes == [(6144, 4096), (4096, 4096)]
-    assert len(shapes) == mixer.linear_kernels
+    products = shapes.layer_shapes(mixer, spec.hidden_size)
+    assert products == [(6144, 4096), (4096, 4096)]
+    assert len(products) == mixer.linear_kernels
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-30b-a3b", "deepseek-v2-lite"])
@@ -226,3 +227,38 @@ def test_a_prompt_runs_through_layers() -> None:
     prompt = rows["prompt of 128 tokens"]
     assert prompt.measured > 0
     assert "2 layers times 1" in prompt.note
+
+
+def test_products_of_a_routed_layer_are_those_that_a_step_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 experts of which a token takes 2: 4 tokens use ``8 (1 - (3/4)^4)`` = 5 of them, 2 tokens each."""
+    session = session_of(small("qwen3-30b-a3b"))
+    held = step.hold(session)
+    assert isinstance(held, step.Held)
+    seen = []
+
+    def counted(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        seen.append((tuple(x.shape), tuple(weights.shape)))
+        return x
+
+    monkeypatch.setattr(torch, "bmm", counted)
+    assert all(seconds > 0 for seconds in linear.layer_products(session, held.layers[:1], 4))
+    experts = held.layers[0].experts
+    assert experts is not None
+    up, down = experts.up.shape, experts.down.shape
+    assert seen[:2] == [((5, 2, up[2]), (5, up[2], up[1])), ((5, 2, down[2]), (5, down[2], down[1]))]
+
+
+def test_experts_in_four_bits_are_not_multiplied_in_sixteen() -> None:
+    """gpt-oss-20b: only its routed experts are quantised; products of 16 bits would read four times their bytes."""
+    assert "mxfp4" in str(step.unfit_weights(session_of(load_model("gpt-oss-20b"))))
+    assert step.unfit_weights(session_of(load_model("gpt-oss-20b"), weights="bf16")) is None
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "falcon-h1-7b", "starcoder"])
+def test_products_are_counted_as_they_are_built(name: str) -> None:
+    """What every token multiplies, by shape: counted from the spec, and as matrices of the layers."""
+    spec = load_model(name)
+    spec = replace(spec, layers=(spec.layers[0], spec.layers[-1]), hidden_size=64)
+    layers = stack.build(spec, spec.layers, step.head_shape, lambda mixer: 0, "cpu")
+    built = Counter((m.shape[0], m.shape[1]) for layer in layers for m in layer.matrices)
+    assert built == shapes.product_shapes(spec)

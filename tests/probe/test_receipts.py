@@ -1,0 +1,36 @@
+"""Published receipts against the package as it is: their samples still predict their steps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvplan.probe.step_rows import MEDIAN_MISS, OTHER_MEDIAN_MISS, OTHER_WORST_MISS, WORST_MISS
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import replay_receipts as replays
+
+RECEIPTS = replays.receipts()
+
+
+@pytest.mark.parametrize("name", list(RECEIPTS))
+def test_steps_are_predicted_from_the_samples(name: str) -> None:
+    found = replays.replay(RECEIPTS[name])
+    assert len(found.now) >= 4
+    routed = any(row["name"].startswith("experts, ") for row in RECEIPTS[name]["rows"])
+    assert found.middle <= (OTHER_MEDIAN_MISS if routed else MEDIAN_MISS)
+    assert found.most <= (OTHER_WORST_MISS if routed else WORST_MISS)
+
+
+def test_a_receipt_with_other_samples_is_predicted_otherwise() -> None:
+    """The replay reads the samples: products twice as long make every step longer."""
+    name = next(iter(RECEIPTS))
+    changed = {**RECEIPTS[name], "rows": [dict(row) for row in RECEIPTS[name]["rows"]]}
+    for row in changed["rows"]:
+        if row["name"].startswith("linear layer, "):
+            row["samples"] = [rate / 2 for rate in row["samples"]]
+    before, after = replays.replay(RECEIPTS[name]), replays.replay(changed)
+    assert after.middle > before.middle + 0.2
