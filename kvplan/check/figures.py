@@ -16,11 +16,11 @@ from kvplan.engines import get_engine
 from kvplan.engines.base import Pool
 from kvplan.planning import planner
 from kvplan.planning.advice import most_sequences
-from kvplan.planning.drafts import served_model
-from kvplan.planning.evaluate import Outcome, Waterfall, build_stages, obstacles, resources
+from kvplan.planning.evaluate import Outcome, Waterfall, build_stages, obstacles, resources, settled
 from kvplan.planning.kv import kv_figures
-from kvplan.planning.settings import FIT, SERVICE, resolve
+from kvplan.planning.settings import SERVICE
 from kvplan.planning.weights import weight_format
+from kvplan.spec.arrays import last_true
 
 if TYPE_CHECKING:
     from kvplan.check.metrics import Metric
@@ -41,8 +41,6 @@ LIGHT = frozenset(
     }
 )  # fmt: skip
 """Settings on which neither weights nor layout depend."""
-_APART = ("calibration", "price")
-"""What is given with the settings and is none."""
 _RISING = frozenset({("verdict", "fits"), ("memory", "kv_bytes")})
 """Figures beside those of the capacity that more memory for the cache never makes smaller (true counts as more)."""
 _OTHERS = frozenset({"min_gpu_memory_utilization", "block_size", "at", "by_shared_prefix"})
@@ -156,12 +154,8 @@ class Worked:
         model, gpu, name, given = subject
         self.gpu = gpu
         self.engine: Engine = near.engine if near is not None else get_engine(name)
-        settings, warnings = resolve(model, gpu, self.engine, {k: v for k, v in given.items() if k not in _APART})
-        self.model = served_model(model, self.engine, settings)
-        if settings.max_model_len == FIT:
-            settings = planner.fit_length(self.model, gpu, self.engine, settings)
-        self.settings: Settings = settings
-        self.warnings = [*warnings, *self.engine.warnings, *self.engine.check(self.model, settings, gpu)]
+        self.model, settings, self.warnings = settled(model, gpu, self.engine, given)
+        self.settings = settings
         self.weights: WeightFormat = near.weights if near is not None else weight_format(self.model, settings.weights)
         self.stages: tuple[Stage, ...]
         self.roles: tuple[tuple[RoleWeights, ...], ...]
@@ -192,8 +186,7 @@ class Worked:
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        path = self.subject.given.get("calibration")
-        return planner.read_calibration(path, self.gpu) if path is not None else None
+        return planner.read_calibration(self.subject.given.get("calibration"), self.gpu)
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -346,12 +339,12 @@ class Worked:
         few = pool(1)
         if few is None or few.refusal or not few.max_num_seqs_allowed:
             return 0
-        low, high = 1, few.max_num_seqs_allowed + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            found = pool(middle)
-            low, high = (middle, high) if found is not None and not found.refusal else (low, middle)
-        return low
+
+        def starts(sequences: int) -> bool:
+            found = pool(sequences)
+            return found is not None and not found.refusal
+
+        return last_true(1, few.max_num_seqs_allowed + 1, starts)
 
     def _requests_at(self, outcome: Outcome, tokens: int) -> int:
         """Requests of this length that one replica runs at once; none of them where it is over the limit."""

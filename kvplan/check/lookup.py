@@ -14,7 +14,7 @@ from kvplan.check.figures import Subject
 from kvplan.check.problems import Place, Problems
 from kvplan.engines import DEFAULT_ENGINE, get_engine
 from kvplan.errors import InputError, KvplanError, printable
-from kvplan.planning.settings import COMMON, flag_name
+from kvplan.planning.settings import BESIDE, COMMON, flag_name
 
 if TYPE_CHECKING:
     from kvplan.check.fields import Fields
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
 
 _NAMING = ("gpu", "gpu_memory", "gpu_bandwidth", "engine", "assume")
-_APART = frozenset({"calibration", "price"})
 
 
 class Case(NamedTuple):
@@ -177,7 +176,7 @@ def _laid(*layers: Fields) -> dict[str, Any]:
 
 def _fitting(engine: str, given: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """What is given, without defaults that the engine has no such setting for; and warnings about them."""
-    known = COMMON | _APART | frozenset(_NAMING) | get_engine(engine.partition("@")[0]).settings
+    known = COMMON | BESIDE | frozenset(_NAMING) | get_engine(engine.partition("@")[0]).settings
     dropped = [name for name in given if name in defaults and name not in known]
     warnings = [f"the default {name.replace('_', '-')} is left out: {engine} has no such setting" for name in dropped]
     return {name: value for name, value in given.items() if name not in dropped}, warnings

@@ -6,13 +6,13 @@ and on what is written after it; the most that exists at once is more than what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Allocation, Pool, Settings, Stage
 from kvplan.engines.versions import VersionedEngine
+from kvplan.spec.arrays import most
 
 if TYPE_CHECKING:
     from kvplan.engines.base import CachePool
@@ -60,8 +60,8 @@ class SequenceEngine(VersionedEngine):
         longest = settings.max_model_len
         singles, tokens, concurrency = [], [], []
         for stage, have in zip(stages, kv_bytes, strict=True):
-            singles.append(_largest(partial(self.worst_bytes, stage.spec, settings), have))
-            tokens.append(_largest(partial(self.held_bytes, stage.spec, settings), have))
+            singles.append(most(partial(self.worst_bytes, stage.spec, settings), have))
+            tokens.append(most(partial(self.held_bytes, stage.spec, settings), have))
             need = self.worst_bytes(stage.spec, settings, longest)
             concurrency.append(have / need if need else float(settings.concurrency_per_replica))
         single = [n for n in singles if n is not None]
@@ -99,17 +99,3 @@ class SequenceEngine(VersionedEngine):
         pools = self.pools(spec, settings, batch, prompt, tokens)
         peak = self.peak_bytes(spec, settings, batch, prompt, tokens)
         return Allocation.of(pools, peak_bytes=peak)
-
-
-def _largest(cost: Callable[[int], int], have: int, limit: int = 2**40) -> int | None:
-    """The most tokens whose `cost` is at most `have`; None where it does not grow so far."""
-    if cost(limit) <= have:
-        return None
-    low, high = 0, limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        if cost(middle) <= have:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.sharding import legal_sizes
 from kvplan.errors import KvplanError
-from kvplan.planning.evaluate import Outcome, evaluate, running_at_once
+from kvplan.planning.evaluate import Outcome, evaluate, fit_length, running_at_once
 from kvplan.planning.plan import Hint
 from kvplan.planning.settings import FIT, FITTED, resolve
+from kvplan.spec.arrays import last_true
 from kvplan.units import gib
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ def attempts(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Se
     typed = typed_settings(settings)
 
     def attempt(**changes: Any) -> Outcome | None:
-        from kvplan.planning.planner import fit_length
-
         given = {**typed, **changes}
         try:
             changed, _ = resolve(model, gpu, engine, {k: v for k, v in given.items() if v is not None})
@@ -113,27 +112,14 @@ def _fewer_sequences(model: ModelSpec, engine: Engine, outcome: Outcome, attempt
         tried = attempt(max_num_seqs=sequences)
         return tried is not None and bool(tried.fits)
 
-    low, high = 0, asked
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    if low:
-        yield Hint("--max-num-seqs", str(low), "the most sequences for which the blocks hold a state each")
+    most = last_true(0, asked, fits)
+    if most:
+        yield Hint("--max-num-seqs", str(most), "the most sequences for which the blocks hold a state each")
 
 
 def _longest(outcome: Outcome, good: Callable[[int], bool]) -> int:
     """The largest max_model_len below the present one for which `good` holds; 0 where none does."""
-    low, high = 0, outcome.settings.max_model_len
-    while high - low > 1:
-        middle = (low + high) // 2
-        if good(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return last_true(0, outcome.settings.max_model_len, good)
 
 
 def _shorter(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
@@ -271,15 +257,9 @@ def _fewer_gpu_layers(model: ModelSpec, engine: Engine, outcome: Outcome, attemp
         tried = attempt(n_gpu_layers=str(layers))
         return tried is not None and bool(tried.fits)
 
-    low, high = 0, outcome.settings.extra.get("n_gpu_layers_used", model.num_layers + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    if low:
-        yield Hint("--n-gpu-layers", str(low), f"{low} layers on the GPU, the others in host memory, which is slower")
+    most = last_true(0, outcome.settings.extra.get("n_gpu_layers_used", model.num_layers + 1), fits)
+    if most:
+        yield Hint("--n-gpu-layers", str(most), f"{most} layers on the GPU, the others in host memory, which is slower")
 
 
 def _utilization(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
@@ -302,16 +282,7 @@ def smallest_thousandth(good: Callable[[int], bool]) -> float | None:
 
     `good` takes thousandths and must stay true once it is.
     """
-    low, high = 0, 1000
-    if not good(high):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if good(middle):
-            high = middle
-        else:
-            low = middle
-    return high / 1000
+    return (last_true(0, 1000, lambda thousandths: not good(thousandths)) + 1) / 1000 if good(1000) else None
 
 
 ADVISERS = (

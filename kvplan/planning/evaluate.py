@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Engine, Pool, Settings, Stage, Term
+from kvplan.errors import InputError
+from kvplan.planning.drafts import served_model
+from kvplan.planning.settings import BESIDE, FIT, FITTED, resolve, with_length
 from kvplan.planning.weights import RoleWeights, WeightFormat, draft_weights, rank_weights, total_bytes, weight_format
-from kvplan.spec.arrays import opposite
+from kvplan.spec.arrays import last_true, opposite
 from kvplan.spec.formats import Format, get_format
 from kvplan.spec.model import ENCODERS_APART
 from kvplan.units import gib
@@ -180,16 +183,49 @@ def evaluate(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Se
     return Outcome(settings, stages, roles, weights, falls, kv, pool, fits, binding, reason)
 
 
+def settled(
+    model: ModelSpec, gpu: GpuSpec | None, engine: Engine, given: dict[str, Any]
+) -> tuple[ModelSpec, Settings, list[str]]:
+    """(the model as it is served, every setting, warnings): what `evaluate` takes, once the engine has checked it.
+
+    Args:
+        given: what the user set; what is no setting (`BESIDE`) is passed over.
+
+    Raises:
+        KvplanError: it cannot be planned, or the engine refuses it.
+    """
+    settings, warnings = resolve(model, gpu, engine, {k: v for k, v in given.items() if k not in BESIDE})
+    model = served_model(model, engine, settings)
+    if settings.max_model_len == FIT:
+        settings = fit_length(model, gpu, engine, settings)
+    return model, settings, [*warnings, *engine.warnings, *engine.check(model, settings, gpu)]
+
+
+def fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Settings) -> Settings:
+    """``--max-model-len -1``: the model's maximum, or what the memory allows of it."""
+    limit = engine.default_context(model)
+    if limit is None:
+        raise InputError(
+            f"-1 fits the length up to the model's maximum, which {model.id} does not say",
+            where="--max-model-len",
+            hint="type a number of tokens",
+        )
+    sources = {**settings.defaults, "max_model_len": FITTED}
+    tried = replace(with_length(settings, limit), defaults=sources)
+    outcome = evaluate(model, gpu, engine, tried)
+    if outcome.kv_bytes is None:
+        raise InputError(
+            "-1 fits the length to the memory, and no memory is given", where="--max-model-len", hint="add --gpu NAME"
+        )
+    longest = outcome.pool.max_single_request_tokens if outcome.pool else 0
+    return with_length(tried, min(limit, max(engine.least_fitted_tokens, longest)))
+
+
 def running_at_once(engine: Engine, stages: tuple[Stage, ...], settings: Settings, kv: tuple[int, ...]) -> int:
     """The most requests of the workload, up to its concurrency, that hold at once, the prefix shared."""
-    low, high = 0, settings.concurrency + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if engine.holds(stages, replace(settings, concurrency=middle), kv):
-            low = middle
-        else:
-            high = middle
-    return low
+    return last_true(
+        0, settings.concurrency + 1, lambda n: bool(engine.holds(stages, replace(settings, concurrency=n), kv))
+    )
 
 
 def over_length(settings: Settings) -> str:

@@ -9,12 +9,11 @@ from kvplan.engines import get_engine
 from kvplan.engines.base import Engine, Pool, Settings
 from kvplan.errors import InputError
 from kvplan.planning.advice import hints, most_sequences, smallest_thousandth
-from kvplan.planning.drafts import served_model
-from kvplan.planning.evaluate import Outcome, evaluate
+from kvplan.planning.evaluate import Outcome, evaluate, settled
 from kvplan.planning.kv import kv_figures
 from kvplan.planning.notes import notes
 from kvplan.planning.plan import SCHEMA, AtLength, Capacity, ModelFigures, Plan, RankMemory, Verdict
-from kvplan.planning.settings import FIT, FITTED, SERVICE, resolve, with_length
+from kvplan.planning.settings import SERVICE
 from kvplan.spec.arrays import Number, choose, larger, least
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 LENGTHS = tuple(1024 << i for i in range(0, 12, 2))
 """Lengths in tokens at which the report says how many requests run: 1K, 4K, 16K, ..."""
-_APART = ("calibration", "price")
-"""What is given with the settings and is none."""
 
 
 def plan_deployment(model: ModelSpec, gpu: GpuSpec | None, engine: str, given: dict[str, Any]) -> Plan:
@@ -55,43 +52,20 @@ def work_out(
         KvplanError: nothing could be answered.
     """
     chosen = get_engine(engine)
-    path = given.get("calibration")
-    calibration = read_calibration(path, gpu) if path is not None else None
-    settings, warnings = resolve(model, gpu, chosen, {k: v for k, v in given.items() if k not in _APART})
-    model = served_model(model, chosen, settings)
-    if settings.max_model_len == FIT:
-        settings = fit_length(model, gpu, chosen, settings)
-    warnings += [*chosen.warnings, *chosen.check(model, settings, gpu)]
+    calibration = read_calibration(given.get("calibration"), gpu)
+    model, settings, warnings = settled(model, gpu, chosen, given)
     return model, chosen, calibration, evaluate(model, gpu, chosen, settings), warnings
 
 
-def read_calibration(path: str, gpu: GpuSpec | None) -> Calibration:
-    """The measured rates to plan with."""
+def read_calibration(path: str | None, gpu: GpuSpec | None) -> Calibration | None:
+    """The measured rates to plan with; None: no file was named."""
+    if path is None:
+        return None
     from kvplan.planning.calibration import FLAG, load_calibration
 
     if gpu is None:
         raise InputError("says how fast a GPU is, and none is named", where=FLAG, hint="add --gpu NAME")
     return load_calibration(path, gpu.id)
-
-
-def fit_length(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, settings: Settings) -> Settings:
-    """``--max-model-len -1``: the model's maximum, or what the memory allows of it."""
-    limit = engine.default_context(model)
-    if limit is None:
-        raise InputError(
-            f"-1 fits the length up to the model's maximum, which {model.id} does not say",
-            where="--max-model-len",
-            hint="type a number of tokens",
-        )
-    sources = {**settings.defaults, "max_model_len": FITTED}
-    tried = replace(with_length(settings, limit), defaults=sources)
-    outcome = evaluate(model, gpu, engine, tried)
-    if outcome.kv_bytes is None:
-        raise InputError(
-            "-1 fits the length to the memory, and no memory is given", where="--max-model-len", hint="add --gpu NAME"
-        )
-    longest = outcome.pool.max_single_request_tokens if outcome.pool else 0
-    return with_length(tried, min(limit, max(engine.least_fitted_tokens, longest)))
 
 
 def _assemble(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.spec.arrays import Number, choose, is_array, smaller
+from kvplan.spec.arrays import Number, choose, is_array, last_true, smaller
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings, Stage
@@ -55,7 +55,7 @@ def requests(engine: Engine, stages: tuple[Stage, ...], settings: Settings, kv: 
         return engine.holds(stages, replace(settings, concurrency=count * dp), kv)
 
     if not (is_array(holds(1)) or is_array(top)):
-        return _most(holds, top)
+        return last_true(0, top + 1, holds)
     found = _most_of_each(holds, top)
     alone = engine.requests_at(stages, settings, kv, settings.request_tokens)
     return choose(shared == 0, alone, found) if is_array(shared) else found
@@ -67,17 +67,8 @@ def running_limit(settings: Settings) -> int | None:
     return limit
 
 
-def _most(holds: Any, top: int) -> int:
-    """The largest count up to `top` that holds; it holds for every smaller one too."""
-    low, high = 0, top + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
-
-
 def _most_of_each(holds: Any, top: Number) -> Number:
-    """The same for every cell of an array at once."""
+    """The largest count up to `top` that holds, as every smaller one does, for every cell of an array at once."""
     import numpy
 
     low = numpy.zeros(numpy.broadcast_shapes(numpy.shape(holds(1)), numpy.shape(top)), numpy.int64)

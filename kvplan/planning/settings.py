@@ -25,6 +25,9 @@ COMMON = SERVICE | frozenset(
 )  # fmt: skip
 """Settings that every engine understands."""
 
+BESIDE = frozenset({"calibration", "price"})
+"""What is given with the settings and is none."""
+
 _COUNTS = {
     "tensor_parallel_size": 1 << 16, "pipeline_parallel_size": 1 << 16, "data_parallel_size": 1 << 16,
     "decode_context_parallel_size": 1 << 16, "gpus": 1 << 20, "max_num_seqs": 1 << 24,

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.engines import get_engine
 from kvplan.engines.base import ARRAY_SETTINGS, Engine, Settings
 from kvplan.errors import InputError, UnsupportedError
-from kvplan.planning.drafts import served_model
-from kvplan.planning.evaluate import resources
-from kvplan.planning.planner import fit_length, read_calibration
+from kvplan.planning.evaluate import resources, settled
+from kvplan.planning.planner import read_calibration
 from kvplan.planning.settings import COMMON, FIT, cut, flag_name, resolve
 from kvplan.planning.sweep_axes import ATTENTION, VARIANTS, Axis, size_of
 from kvplan.planning.sweep_figures import FIGURES, NOTHING, Case, Column, Prepared, prepare
@@ -247,14 +246,8 @@ def _prepare(setup: _Setup, values: Mapping[str, Any]) -> tuple[Prepared, Settin
     """
     (model, gpu, _, _), engine = setup.base, setup.engine
     given = setup.fixed | dict(values)
-    path = given.pop("calibration", None)
-    given.pop("price", None)
-    calibration = read_calibration(path, gpu) if path is not None else None
-    settings, _ = resolve(model, gpu, engine, given)
-    model = served_model(model, engine, settings)
-    if settings.max_model_len == FIT:
-        settings = fit_length(model, gpu, engine, settings)
-    engine.check(model, settings, gpu)
+    calibration = read_calibration(given.get("calibration"), gpu)
+    model, settings, _ = settled(model, gpu, engine, given)
     return prepare(model, gpu, engine, settings, calibration), settings
 
 

@@ -18,6 +18,7 @@ from kvplan.planning.speed.batching import Steady, prefill_share
 from kvplan.planning.speed.load import Limits
 from kvplan.planning.speed.profile import Lengths, Profile, profile
 from kvplan.planning.speed.speculation import speculated
+from kvplan.spec.arrays import last_true
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings
@@ -298,12 +299,8 @@ def slots_of(engine: Engine, stages: Any, settings: Settings, kv: tuple[Any, ...
     most = running_limit(settings) or MOST
     if not settings.shared_prefix_tokens:
         return min(most, int(engine.requests_at(stages, settings, kv, settings.request_tokens)))
-    low, high, dp = 0, most + 1, settings.data_parallel_size
-    while high - low > 1:
-        middle = (low + high) // 2
-        holds = engine.holds(stages, replace(settings, concurrency=middle * dp), kv)
-        low, high = (middle, high) if holds else (low, middle)
-    return low
+    dp = settings.data_parallel_size
+    return last_true(0, most + 1, lambda n: bool(engine.holds(stages, replace(settings, concurrency=n * dp), kv)))
 
 
 def check_targets(

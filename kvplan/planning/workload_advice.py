@@ -12,6 +12,7 @@ from kvplan.errors import KvplanError
 from kvplan.planning.advice import MAX_GPUS
 from kvplan.planning.evaluate import evaluate
 from kvplan.planning.plan import Hint
+from kvplan.spec.arrays import last_true
 
 if TYPE_CHECKING:
     from kvplan.planning.evaluate import Outcome
@@ -98,11 +99,7 @@ def _more_under_way(traffic: Traffic, outcome: Outcome, serving: ServingFigures)
 
 def _most_running(asked: int, attempts: _Attempts) -> int:
     """The most running requests below `asked` with which the targets hold; 0: not even one."""
-    low, high = 0, asked
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if attempts.holds(concurrency=middle) else (low, middle)
-    return low
+    return last_true(0, asked, lambda running: attempts.holds(concurrency=running))
 
 
 def _rounded_down(value: float) -> str:

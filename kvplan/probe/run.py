@@ -173,8 +173,7 @@ def open_session(request: Request, say: Callable[[str], None]) -> Session:
     """
     from kvplan.engines import get_engine
     from kvplan.planning.drafts import served_model
-    from kvplan.planning.evaluate import evaluate
-    from kvplan.planning.planner import fit_length
+    from kvplan.planning.evaluate import evaluate, fit_length
     from kvplan.planning.settings import FIT, resolve
 
     device, gpu = request.device, planner_gpu(request.device)

@@ -14,10 +14,8 @@ from kvplan.engines import get_engine
 from kvplan.engines.vllm.engine import NULL_BLOCKS, Vllm
 from kvplan.engines.vllm.specs import WHOLE
 from kvplan.errors import InputError, UnsupportedError
-from kvplan.planning.drafts import served_model
-from kvplan.planning.evaluate import evaluate
-from kvplan.planning.planner import fit_length, read_calibration
-from kvplan.planning.settings import FIT, resolve
+from kvplan.planning.evaluate import evaluate, settled
+from kvplan.planning.planner import read_calibration
 from kvplan.planning.speed.constants import PCIE_4_X16
 from kvplan.planning.speed.figures import Setup, setup
 from kvplan.simulate.allocators.shape import Shape, Window
@@ -93,14 +91,8 @@ def prepare(deployment: Deployment) -> Site:
     if gpu is None:
         raise InputError("a simulation needs to know how fast a step is", where="--gpu", hint="add --gpu NAME")
     engine = get_engine(deployment.engine)
-    given = dict(deployment.settings)
-    path = given.pop("calibration", None)
-    calibration = read_calibration(path, gpu) if path is not None else None
-    settings, warnings = resolve(model, gpu, engine, given)
-    model = served_model(model, engine, settings)
-    if settings.max_model_len == FIT:
-        settings = fit_length(model, gpu, engine, settings)
-    warnings += [*engine.warnings, *engine.check(model, settings, gpu)]
+    calibration = read_calibration(deployment.settings.get("calibration"), gpu)
+    model, settings, warnings = settled(model, gpu, engine, deployment.settings)
     outcome = evaluate(model, gpu, engine, settings)
     if outcome.pool is None:
         raise InputError(

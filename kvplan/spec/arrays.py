@@ -1,4 +1,4 @@
-"""What ``min``, ``max``, ``if`` and ``ceil`` cannot do for NumPy arrays, so that one formula serves both.
+"""What ``min``, ``max``, ``if`` and ``ceil`` cannot do for NumPy arrays, so that one formula serves both; searches.
 
 Each function takes Python numbers, and then does what the built-in does, or arrays of any shapes that
 broadcast. NumPy is imported only once an array is there. None has no place in an array: `MISSING` stands for it.
@@ -120,12 +120,20 @@ def most(cost: Callable[[Number], Number], have: Number, *, limit: int = 2**40) 
     """
     if is_array(have):
         return _most_of_each(cost, have, limit)
-    if cost(limit) <= have:
-        return None
-    low, high = 0, limit
+    return None if cost(limit) <= have else last_true(0, limit, lambda count: bool(cost(count) <= have))
+
+
+def last_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The largest whole number from `low` on and below `high` for which `holds` is true, found by halving.
+
+    Args:
+        low: taken to hold.
+        high: taken not to.
+        holds: true up to some number between them and false above it; asked of neither `low` nor `high`.
+    """
     while high - low > 1:
         middle = (low + high) // 2
-        if cost(middle) <= have:
+        if holds(middle):
             low = middle
         else:
             high = middle

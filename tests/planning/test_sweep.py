@@ -22,8 +22,8 @@ from kvplan.engines.base import Engine, Settings
 from kvplan.errors import InputError, KvplanError, UnknownNameError
 from kvplan.planning import planner
 from kvplan.planning.drafts import served_model
-from kvplan.planning.evaluate import Outcome, evaluate
-from kvplan.planning.planner import fit_length, plan_deployment
+from kvplan.planning.evaluate import Outcome, evaluate, fit_length
+from kvplan.planning.planner import plan_deployment
 from kvplan.planning.settings import FIT, resolve
 from kvplan.planning.sweep import Base, Sweep, _slices
 from kvplan.planning.sweep_axes import Axis, read_axes

@@ -25,6 +25,7 @@ from kvplan.engines.llama_cpp.geometry import (
     whole,
 )
 from kvplan.errors import InputError, UnsupportedError, printable
+from kvplan.spec.arrays import last_true
 from kvplan.units import GIB
 
 if TYPE_CHECKING:
@@ -316,14 +317,11 @@ class LlamaCpp(Engine):
 
     def _longest(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> int:
         """The longest context of a slot, in whole steps of 256, whose caches fit; 0: none."""
-        low, high = 0, -(-settings.max_model_len // 256)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._starts(stages, replace(settings, max_model_len=256 * middle), kv_bytes):
-                low = middle
-            else:
-                high = middle
-        return 256 * low
+
+        def starts(steps: int) -> bool:
+            return self._starts(stages, replace(settings, max_model_len=256 * steps), kv_bytes)
+
+        return 256 * last_true(0, -(-settings.max_model_len // 256), starts)
 
     def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
         shape = self._shape(stages[0].spec, settings)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.planning.speed import work as of
 from kvplan.planning.speed.rates import Rates, join
-from kvplan.spec.arrays import larger
+from kvplan.spec.arrays import larger, last_true
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -189,13 +189,7 @@ def saturation_batch(works: Sequence[StageWork], rates: Rates, layout: Layout, c
 
 def _first(holds: Callable[[int], bool]) -> int | None:
     """The smallest batch from which `holds` is true; None: none up to `_MOST`."""
-    if not holds(_MOST):
-        return None
-    low, high = 0, _MOST
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    return last_true(0, _MOST, lambda batch: not holds(batch)) + 1 if holds(_MOST) else None
 
 
 def ceiling(works: Sequence[StageWork], rates: Rates, layout: Layout, context: int) -> float | None:
