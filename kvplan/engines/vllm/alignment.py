@@ -6,8 +6,7 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from kvplan.engines.vllm.backends import DEFAULT_BLOCK, Backend
-from kvplan.engines.vllm.layers import Inputs, model_caches
-from kvplan.engines.vllm.layout import attention_family
+from kvplan.engines.vllm.layers import Inputs, attention_family, model_caches
 from kvplan.engines.vllm.specs import up
 from kvplan.engines.vllm.states import state_bytes
 from kvplan.engines.vllm.versions import Rules

@@ -9,7 +9,7 @@ from kvplan.cache.sharding import legal_sizes
 from kvplan.engines.base import Settings
 from kvplan.engines.vllm import backends, layout, speculation
 from kvplan.engines.vllm.flags import check_served
-from kvplan.engines.vllm.layers import has_states, v4_format
+from kvplan.engines.vllm.layers import attention_family, has_states, mixers_of, rope_free, v4_format
 from kvplan.engines.vllm.states import gdn_prefill_backend, recurrent_bytes, state_dtypes
 from kvplan.engines.vllm.versions import Rules, Version
 from kvplan.errors import InputError, UnsupportedError, nearest
@@ -68,7 +68,7 @@ def defaults(
         found["kv_cache_dtype"] = ("fp8", f"{version} vllm/model_executor/models/config.py: on compute capability 10")
         dtype = given.get("kv_cache_dtype", "fp8")
     extra = {"compute_capability": capability}
-    family = layout.attention_family(layout.mixers_of(model))
+    family = attention_family(mixers_of(model))
     if family not in (None, "compressed"):
         assert family is not None
         if given.get("attention_backend") and (gpu is None or gpu.vendor in ("nvidia", "custom")):
@@ -80,7 +80,7 @@ def defaults(
         )
         extra["attention_backend"] = str(name).upper()
         found["attention_backend"] = (extra["attention_backend"], f"{version} vllm/platforms/cuda.py: first that fits")
-    gdn = {m.key_head_dim for m in layout.mixers_of(model) if m.kind == "gated_delta_net"}  # type: ignore[attr-defined]
+    gdn = {m.key_head_dim for m in mixers_of(model) if m.kind == "gated_delta_net"}  # type: ignore[attr-defined]
     if gdn:
         found["gdn_prefill_backend"] = (gdn_prefill_backend(capability, gdn), f"{version} qwen_gdn_linear_attn.py")
     trial = Settings(engine="vllm", engine_version=rules.name, kv_cache_dtype=str(dtype), extra=extra)
@@ -99,7 +99,7 @@ def _prefix_caching(model: ModelSpec, given: dict[str, Any], rules: Rules) -> tu
     source = f"vLLM {rules.name} vllm/engine/arg_utils.py"
     if given.get("force_prefix_caching"):
         return True, "--enable-prefix-caching"
-    mixers = layout.mixers_of(model)
+    mixers = mixers_of(model)
     if any(s.fixed_entries is not None for m in mixers for s in m.streams()):
         return False, f"{source}: off with an encoder"
     if has_states(model):
@@ -146,7 +146,7 @@ def _backend(model: ModelSpec, family: str, capability: str, dtype: str, block: 
         block = None  # the platform forces the block, not the backend
         if family == "mla" and capability.startswith("10.") and not rules.has("mamba_cache_modes"):
             return "CUTLASS_MLA"
-    free = family == "sparse" and layout.rope_free(layout.mixers_of(model))
+    free = family == "sparse" and rope_free(mixers_of(model))
     return backends.choose(
         family, capability, rules, quantized=quantized, cache_format=name, block_size=block, rope_free=free
     )
@@ -176,7 +176,7 @@ def kv_formats(model: ModelSpec, settings: Settings, rules: Rules) -> KvFormats:
     dtype = settings.kv_cache_dtype
     key = _plain_format(model, dtype)
     _check_format(model, key, dtype, rules)
-    family = layout.attention_family(layout.mixers_of(model))
+    family = attention_family(mixers_of(model))
     _check_rows(key, family)
     if family == "compressed":
         own = v4_format(model, str(settings.extra.get("compute_capability", _HOPPER)))
@@ -195,7 +195,7 @@ def kv_formats(model: ModelSpec, settings: Settings, rules: Rules) -> KvFormats:
         conv=str(settings.extra.get("mamba_cache_dtype", "auto")),
         recurrent=settings.mamba_ssm_cache_dtype,
     )
-    kinds = [m.kind for m in layout.mixers_of(model) if any(s.name == "recurrent" for s in m.states())]
+    kinds = [m.kind for m in mixers_of(model) if any(s.name == "recurrent" for s in m.states())]
     recurrent = recurrent_bytes(kinds[0], states, rules) if kinds else states.conv
     index = get_format(INDEX_FORMAT if family in ("sparse", "compressed") else model.dtype)
     return KvFormats(key, key, index, states.conv, recurrent)
@@ -286,7 +286,7 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
         raise UnsupportedError(
             "vLLM removed this mode in 0.32.0", where="--mamba-cache-mode", hint="type --mamba-cache-mode align"
         )
-    streams = [s for m in layout.mixers_of(model) for s in m.streams()]
+    streams = [s for m in mixers_of(model) for s in m.streams()]
     off = layout.connector_without_windows(settings, rules)
     if off and any(s.window for s in streams):
         warnings.append(f"{off} turns the hybrid cache manager off: windowed layers hold every token")

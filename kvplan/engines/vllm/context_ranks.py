@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplan.engines.generic import check_context_parallel
-from kvplan.engines.vllm import layout
-from kvplan.engines.vllm.layers import has_states
+from kvplan.engines.vllm.layers import has_states, mixers_of
 from kvplan.engines.vllm.versions import CHANGES, Rules
 from kvplan.errors import UnsupportedError
 
@@ -33,7 +32,7 @@ def check_context_ranks(model: ModelSpec, settings: Settings, rules: Rules) -> N
             "DCP not support hybrid attn now", where=where,
             hint=f"leave --enable-prefix-caching out, or type --engine vllm@{since}, or {where} 1",
         )  # fmt: skip
-    for mixer in layout.mixers_of(model):
+    for mixer in mixers_of(model):
         streams = mixer.streams()
         if not streams or streams[0].name == "latent":
             continue

@@ -10,35 +10,12 @@ from __future__ import annotations
 from math import lcm
 from typing import NamedTuple
 
-from kvplan.engines.vllm.specs import WHOLE, CacheLayer, all_mergeable, mergeable, one_type
+from kvplan.engines.vllm.specs import WHOLE, CacheLayer, Group, all_mergeable, least_padding, mergeable, one_type
 from kvplan.engines.vllm.versions import Rules
 from kvplan.errors import UnsupportedError
 
 HYBRID_HINT = "type --disable-hybrid-kv-cache-manager, or use --engine generic"
 """What to do where pages cannot be unified."""
-
-
-class Group(NamedTuple):
-    """Layers that share a block table: a block of the group holds a page of each of them."""
-
-    members: tuple[int, ...]
-    """Indices into the list of layers, in order."""
-    layers: tuple[CacheLayer, ...]
-    """The members as the manager sees them, after page sizes were made equal."""
-    mixed: bool = False
-    """The members' pages may differ; a block is their sum."""
-    slots: str = ""
-    """How pages of several groups share the bytes of a block: ``""`` the largest group decides; ``tuple`` and
-    ``page``: `kvplan.engines.vllm.tuples`."""
-
-    @property
-    def first(self) -> CacheLayer:
-        return self.layers[0]
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one block over the members."""
-        return sum(layer.page_bytes for layer in self.layers)
 
 
 def make_groups(layers: list[CacheLayer], rules: Rules, *, hybrid: bool = True, packed: bool = False) -> list[Group]:
@@ -215,17 +192,6 @@ def _packed(layers: list[CacheLayer]) -> list[Group]:
             members = [m for pattern in patterns[i::count] for m in pattern]
             groups.append(Group(tuple(members), tuple(layers[m] for m in members), True))
     return groups
-
-
-def least_padding(counts: list[int], least: int) -> int:
-    """The chunk that wastes the fewest layers when every count is rounded up to it; ties take the larger."""
-    best = max(1, least)
-    padding = None
-    for size in range(max(1, least), max(counts) + 1):
-        waste = sum(-count % size for count in counts)
-        if padding is None or waste <= padding:
-            best, padding = size, waste
-    return best
 
 
 def block_bytes(groups: list[Group], held: set[int] | None = None) -> int:

@@ -17,6 +17,7 @@ from kvplan.errors import UnsupportedError
 from kvplan.spec.formats import Format, get_format
 
 if TYPE_CHECKING:
+    from kvplan.engines.base import Settings
     from kvplan.spec.kind import CacheKind, Stream
     from kvplan.spec.model import ModelSpec
 
@@ -54,6 +55,60 @@ class Inputs(NamedTuple):
     """Rows of which blocks are multiples, where pages lie side by side; 0: of none."""
 
 
+def has_states(model: ModelSpec) -> bool:
+    """Whether any layer keeps a fixed state."""
+    return any(m.states() for name in model.layer_counts for m in model.blocks[name].mixers)
+
+
+def mixers_of(model: ModelSpec) -> list[CacheKind]:
+    """The distinct mixers of a model and of the draft layers that run, in layer order."""
+    names = dict.fromkeys((*model.layers, *model.draft_layers))
+    return [m for name in names for m in model.blocks[name].mixers]
+
+
+def pooled_keys(mixers: list[CacheKind]) -> int:
+    """Tokens whose index keys are pooled into one; 1: every token's own is kept."""
+    return max((s.ratio for m in mixers if m.kind == "mla" for s in m.streams() if s.role == "index"), default=1)
+
+
+def rope_free(mixers: list[CacheKind]) -> bool:
+    """Whether latent rows have no rotary part, which some kernels cannot read."""
+    return any(m.kind == "mla" and m.qk_rope_head_dim == 0 for m in mixers)  # type: ignore[attr-defined]
+
+
+def attention_family(mixers: list[CacheKind]) -> str | None:
+    """``dense``, ``mla``, ``sparse``, ``compressed``; None: no attention that caches."""
+    found = None
+    for mixer in mixers:
+        if mixer.kind == "compressed":
+            return "compressed"
+        streams = mixer.streams()
+        if streams and streams[0].name == "latent":
+            if any(s.role == "index" for s in streams):
+                return "sparse"
+            found = "mla"
+        elif streams and found is None:
+            found = "dense"
+    return found
+
+
+def mamba_mode(model: ModelSpec, settings: Settings, rules: Rules) -> str:
+    """``none``, ``align`` or ``all``: how states are kept for prefix caching.
+
+    Source: vLLM 0.17.0, 0.26.0, 0.28.0 and 0.33.0 ``vllm/model_executor/models/config.py``, ``MambaModelConfig``.
+    """
+    kinds = {m.kind for m in mixers_of(model) if m.states()}
+    if not kinds or not settings.enable_prefix_caching or not rules.has("mamba_cache_modes"):
+        return "none"
+    asked = str(settings.extra.get("mamba_cache_mode", "auto"))
+    every = kinds <= {"mamba1", "mamba2"}  # the models that could keep a state per block
+    if rules.has("no_mode_all") or asked == "align":
+        return "align"
+    if asked == "all" or (not rules.has("align_is_default") and "speculative_config" not in settings.extra):
+        return "all" if every else "align"
+    return "align"
+
+
 def model_caches(model: ModelSpec, inputs: Inputs) -> list[tuple[int, CacheLayer]]:
     """(layer, cache) for everything that a model caches; draft layers follow the model's own.
 
@@ -73,11 +128,6 @@ def model_caches(model: ModelSpec, inputs: Inputs) -> list[tuple[int, CacheLayer
             made[name, outer] = [c for m in model.blocks[name].mixers for c in mixer_caches(model, m, chosen)]
         found += [(index, cache) for cache in made[name, outer]]
     return found
-
-
-def has_states(model: ModelSpec) -> bool:
-    """Whether any layer keeps a fixed state."""
-    return any(m.states() for name in model.layer_counts for m in model.blocks[name].mixers)
 
 
 def _plain(model: ModelSpec, inputs: Inputs) -> Inputs:

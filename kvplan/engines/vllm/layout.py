@@ -17,11 +17,21 @@ from kvplan.engines.vllm.backends import (
     get_backend,
     preferred_block,
 )
-from kvplan.engines.vllm.groups import Group, block_bytes, make_groups
-from kvplan.engines.vllm.layers import V4_BLOCK, V41_ARCHITECTURES, Inputs, has_states, model_caches
+from kvplan.engines.vllm.groups import block_bytes, make_groups
+from kvplan.engines.vllm.layers import (
+    V4_BLOCK,
+    V41_ARCHITECTURES,
+    Inputs,
+    attention_family,
+    has_states,
+    mamba_mode,
+    mixers_of,
+    model_caches,
+    pooled_keys,
+)
 from kvplan.engines.vllm.requests import Limits, alike, longest_request, request_blocks
 from kvplan.engines.vllm.runner import batches_in_flight
-from kvplan.engines.vllm.specs import WHOLE, CacheLayer
+from kvplan.engines.vllm.specs import WHOLE, CacheLayer, Group
 from kvplan.engines.vllm.states import checkpoint_grid, state_dtypes
 from kvplan.engines.vllm.versions import CHANGES, Rules
 from kvplan.errors import UnsupportedError
@@ -216,38 +226,6 @@ def inputs_of(settings: Settings) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def mixers_of(model: ModelSpec) -> list[CacheKind]:
-    """The distinct mixers of a model and of the draft layers that run, in layer order."""
-    names = dict.fromkeys((*model.layers, *model.draft_layers))
-    return [m for name in names for m in model.blocks[name].mixers]
-
-
-def pooled_keys(mixers: list[CacheKind]) -> int:
-    """Tokens whose index keys are pooled into one; 1: every token's own is kept."""
-    return max((s.ratio for m in mixers if m.kind == "mla" for s in m.streams() if s.role == "index"), default=1)
-
-
-def rope_free(mixers: list[CacheKind]) -> bool:
-    """Whether latent rows have no rotary part, which some kernels cannot read."""
-    return any(m.kind == "mla" and m.qk_rope_head_dim == 0 for m in mixers)  # type: ignore[attr-defined]
-
-
-def attention_family(mixers: list[CacheKind]) -> str | None:
-    """``dense``, ``mla``, ``sparse``, ``compressed``; None: no attention that caches."""
-    found = None
-    for mixer in mixers:
-        if mixer.kind == "compressed":
-            return "compressed"
-        streams = mixer.streams()
-        if streams and streams[0].name == "latent":
-            if any(s.role == "index" for s in streams):
-                return "sparse"
-            found = "mla"
-        elif streams and found is None:
-            found = "dense"
-    return found
-
-
 def backends_of(model: ModelSpec, settings: Settings, formats: KvFormats) -> list[Backend]:
     """The attention backends of a deployment, in layer order; states have none here."""
     family = attention_family(mixers_of(model))
@@ -319,23 +297,6 @@ def _compressed_block(model: ModelSpec, settings: Settings, *, own: bool = False
 
 def _capability(settings: Settings) -> str:
     return str(settings.extra.get("compute_capability", "9.0"))
-
-
-def mamba_mode(model: ModelSpec, settings: Settings, rules: Rules) -> str:
-    """``none``, ``align`` or ``all``: how states are kept for prefix caching.
-
-    Source: vLLM 0.17.0, 0.26.0, 0.28.0 and 0.33.0 ``vllm/model_executor/models/config.py``, ``MambaModelConfig``.
-    """
-    kinds = {m.kind for m in mixers_of(model) if m.states()}
-    if not kinds or not settings.enable_prefix_caching or not rules.has("mamba_cache_modes"):
-        return "none"
-    asked = str(settings.extra.get("mamba_cache_mode", "auto"))
-    every = kinds <= {"mamba1", "mamba2"}  # the models that could keep a state per block
-    if rules.has("no_mode_all") or asked == "align":
-        return "align"
-    if asked == "all" or (not rules.has("align_is_default") and "speculative_config" not in settings.extra):
-        return "all" if every else "align"
-    return "align"
 
 
 def _hybrid_manager(model: ModelSpec, settings: Settings, rules: Rules) -> bool:

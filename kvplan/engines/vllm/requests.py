@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvplan.engines.vllm.groups import Group
-from kvplan.engines.vllm.specs import CacheLayer, up
+from kvplan.engines.vllm.specs import CacheLayer, Group, up
 from kvplan.spec.arrays import Number, largest, most, smaller
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplan.engines.vllm import speculation
-from kvplan.engines.vllm.layers import has_states
+from kvplan.engines.vllm.layers import has_states, mamba_mode
+from kvplan.engines.vllm.versions import Rules
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings
@@ -187,7 +188,4 @@ def _lacking(model: ModelSpec, settings: Settings, version: Version) -> bool:
     since, before = V1_FOR_MODE_ALL
     if extra.get("mamba_cache_mode") != "all" or not since <= version < before:
         return False
-    from kvplan.engines.vllm.layout import mamba_mode
-    from kvplan.engines.vllm.versions import Rules
-
     return mamba_mode(model, settings, Rules(".".join(map(str, version)))) == "all"

@@ -1,4 +1,4 @@
-"""What vLLM's cache manager sees of a layer: a page of so many bytes for so many tokens.
+"""What vLLM's cache manager sees: of a layer a page of so many bytes for so many tokens, and layers in groups.
 
 Source: vLLM 0.33.0 ``vllm/v1/kv_cache_interface.py``, ``AttentionSpec``, ``MambaSpec`` and their kin.
 """
@@ -109,3 +109,37 @@ def one_type(layers: list[CacheLayer]) -> bool:
     if first.family == "ring":
         return all(layer.family == "ring" for layer in distinct)
     return all(layer.family == first.family and layer.window == first.window for layer in distinct)
+
+
+class Group(NamedTuple):
+    """Layers that share a block table: a block of the group holds a page of each of them."""
+
+    members: tuple[int, ...]
+    """Indices into the list of layers, in order."""
+    layers: tuple[CacheLayer, ...]
+    """The members as the manager sees them, after page sizes were made equal."""
+    mixed: bool = False
+    """The members' pages may differ; a block is their sum."""
+    slots: str = ""
+    """How pages of several groups share the bytes of a block: ``""`` the largest group decides; ``tuple`` and
+    ``page``: `kvplan.engines.vllm.tuples`."""
+
+    @property
+    def first(self) -> CacheLayer:
+        return self.layers[0]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block over the members."""
+        return sum(layer.page_bytes for layer in self.layers)
+
+
+def least_padding(counts: list[int], least: int) -> int:
+    """The chunk that wastes the fewest layers when every count is rounded up to it; ties take the larger."""
+    best = max(1, least)
+    padding = None
+    for size in range(max(1, least), max(counts) + 1):
+        waste = sum(-count % size for count in counts)
+        if padding is None or waste <= padding:
+            best, padding = size, waste
+    return best

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvplan.engines.vllm.groups import Group, least_padding
 from kvplan.engines.vllm.requests import Limits, group_blocks
-from kvplan.engines.vllm.specs import CacheLayer, up
+from kvplan.engines.vllm.specs import CacheLayer, Group, least_padding, up
 
 if TYPE_CHECKING:
     from kvplan.engines.vllm.versions import Rules

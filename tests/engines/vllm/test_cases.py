@@ -15,9 +15,9 @@ import pytest
 from kvplan.catalog import load_gpu
 from kvplan.engines import get_engine
 from kvplan.engines.base import Pool, Settings, Stage
-from kvplan.engines.vllm.groups import Group, block_bytes, make_groups
+from kvplan.engines.vllm.groups import block_bytes, make_groups
 from kvplan.engines.vllm.requests import Limits, alike, group_blocks, longest_request, request_blocks
-from kvplan.engines.vllm.specs import CacheLayer
+from kvplan.engines.vllm.specs import CacheLayer, Group
 from kvplan.engines.vllm.versions import Rules
 from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import build_stages, evaluate
