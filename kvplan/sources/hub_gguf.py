@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvplan.errors import InputError, printable
 from kvplan.sources.gguf.header import MAX_HEADER_BYTES, GgufHeader, parse_header, read_parts
 from kvplan.sources.gguf.metadata import of_header
-from kvplan.sources.hub import First, Repository
+from kvplan.sources.hub_files import FLAG, First, Repository
 from kvplan.sources.reading import Reading
 
 FIRST_BYTES = 1 << 20
@@ -35,7 +35,7 @@ def read_gguf(files: Repository, wanted: str, *, assume: str | None = None) -> R
     """
     name = wanted if wanted.lower().endswith(".gguf") else _chosen(files, wanted)
     if files.first(name) is None and not files.find(name):
-        raise InputError(f"{files.repo} has no file {printable(name, 80)}", where="--hub", hint=hint(files))
+        raise InputError(f"{files.repo} has no file {printable(name, 80)}", where=FLAG, hint=hint(files))
     header = read_parts(name, lambda part, first: _header(files, part, first))
     model = of_header(header._replace(path=files.label(name)), assume=assume)
     return Reading(replace(model, repo=files.repo), {})
@@ -88,14 +88,14 @@ def _chosen(files: Repository, tag: str) -> str:
     if not found:
         raise InputError(
             f"{files.repo} has no GGUF file quantised as {printable(tag, 40)}",
-            where="--hub",
+            where=FLAG,
             hint=_listed(files, stems),
         )
     same = [stem for stem in found if len(os.path.basename(stem)) == len(os.path.basename(found[0]))]
     if len(same) > 1:
         names = ", ".join(printable(stems[stem], 80) for stem in same[:6])
         hint = f"name one: {files.repo}:{stems[same[0]]}"
-        raise InputError(f"{files.repo} has {len(same)} files quantised as {tag}: {names}", where="--hub", hint=hint)
+        raise InputError(f"{files.repo} has {len(same)} files quantised as {tag}: {names}", where=FLAG, hint=hint)
     return stems[found[0]]
 
 

@@ -16,7 +16,7 @@ from huggingface_hub import errors
 
 from kvplan.errors import InputError, KvplanError, SpecError
 from kvplan.sources import find_model
-from kvplan.sources.hub import CONNECTIONS, FIRST_BYTES
+from kvplan.sources.hub_files import CONNECTIONS, FIRST_BYTES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 Folder = Callable[..., Path]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvplan.sources.commands import raw
-from kvplan.sources.commands.documents import at, mapping, texts
+from kvplan.sources.commands.documents import at, listed, mapping, texts
 from kvplan.sources.commands.files import read_text
 from kvplan.sources.commands.shell import split
 from kvplan.sources.commands.starts import Finder, Start, device_count
@@ -72,8 +72,8 @@ def env_file(path: str) -> dict[str, str]:
 def _from_files(value: Any, folder: str, values: Mapping[str, str]) -> dict[str, str]:
     """What the files of ``env_file`` put into the container; those that lie beside or below the compose file."""
     found: dict[str, str] = {}
-    listed = [value] if isinstance(value, str | dict) else value if isinstance(value, list) else []
-    for entry in listed[:100]:
+    entries = [value] if isinstance(value, str | dict) else listed(value)
+    for entry in entries[:100]:
         path = at(entry, "path") if isinstance(entry, dict) else entry
         parts = interpolate(path, values).split("/") if isinstance(path, str) else [".."]
         if parts[0] and ".." not in parts:
@@ -123,7 +123,7 @@ def _gpus(service: dict[str, Any], values: Mapping[str, str]) -> tuple[int, str]
     wanted = at(service, "deploy", "resources", "reservations", "devices") or service.get("gpus")
     if isinstance(wanted, str):
         return device_count(interpolate(wanted, values))
-    for device in wanted if isinstance(wanted, list) else []:
+    for device in listed(wanted):
         names, count = at(device, "device_ids"), at(device, "count")
         count = interpolate(count, values) if isinstance(count, str) else None
         if isinstance(names, list) and names:

@@ -103,6 +103,11 @@ def texts(value: Any) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
+def listed(value: Any) -> list[Any]:
+    """A list, or an empty one in place of anything else."""
+    return value if isinstance(value, list) else []
+
+
 def mapping(value: Any) -> dict[str, Any]:
     """A mapping, or an empty one in place of anything else."""
     return value if isinstance(value, dict) else {}

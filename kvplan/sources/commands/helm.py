@@ -14,8 +14,8 @@ import re
 from typing import Any, NamedTuple
 
 from kvplan.sources.commands import raw
-from kvplan.sources.commands.documents import at, mapping, texts
-from kvplan.sources.commands.kubernetes import accelerator, expand, gpu_count
+from kvplan.sources.commands.containers import accelerator, expand, gpu_count
+from kvplan.sources.commands.documents import at, listed, mapping, texts
 from kvplan.sources.commands.shell import split
 from kvplan.sources.commands.starts import Finder, Start
 
@@ -105,7 +105,7 @@ def _updated(node: dict[str, Any], around: _Around) -> _Around:
     environment = dict(around.environment)
     if isinstance(node.get("env"), dict):
         environment |= {name: v for name, v in node["env"].items() if isinstance(v, str)}
-    for entry in node["env"] if isinstance(node.get("env"), list) else []:
+    for entry in listed(node.get("env")):
         if isinstance(at(entry, "name"), str) and isinstance(at(entry, "value"), str):
             environment[entry["name"]] = entry["value"]
     gpus = gpu_count(node.get("resources"))[0]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.sources.commands.documents import at, mapping, texts
-from kvplan.sources.commands.kubernetes import accelerator, container_environment, expand, gpu_count
+from kvplan.sources.commands.containers import accelerator, container_environment, expand, gpu_count
+from kvplan.sources.commands.documents import at, listed, mapping, texts
 from kvplan.sources.commands.shell import split
 from kvplan.sources.commands.starts import Finder, Start
 
@@ -49,9 +49,7 @@ def find(document: dict[str, Any], maps: dict[str, dict[str, str]], finder: Find
 
 def _llm(spec: dict[str, Any], maps: dict[str, dict[str, str]], finder: Finder) -> Start:
     template = mapping(spec.get("template"))
-    containers = template.get("containers")
-    main = next((c for c in containers if at(c, "name") == "main"), None) if isinstance(containers, list) else None
-    main = mapping(main)
+    main = mapping(next((c for c in listed(template.get("containers")) if at(c, "name") == "main"), None))
     environment = container_environment(main, maps)
     words = ["--model", _uri(at(spec, "model", "uri")) or str(at(spec, "model", "name") or "")]
     parallel = mapping(spec.get("parallelism"))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvplan.sources.commands.documents import at, mapping, read_documents, texts
+from kvplan.sources.commands.containers import accelerator, gpu_count
+from kvplan.sources.commands.documents import at, listed, mapping, read_documents, texts
 from kvplan.sources.commands.helm import flags
-from kvplan.sources.commands.kubernetes import accelerator, gpu_count
 from kvplan.sources.commands.starts import Finder, Start
 
 _ROLES = ("decode", "prefill")
@@ -37,10 +37,8 @@ def embedded(document: Any, finder: Finder) -> list[Start]:
 
 def _ray_models(document: Any) -> Iterator[dict[str, Any]]:
     """Every ``LLMConfig`` of a Serve configuration."""
-    applications = at(document, "applications")
-    for application in applications if isinstance(applications, list) else []:
-        configs = at(application, "args", "llm_configs")
-        for config in configs if isinstance(configs, list) else []:
+    for application in listed(at(document, "applications")):
+        for config in listed(at(application, "args", "llm_configs")):
             if isinstance(at(config, "model_loading_config"), dict):
                 yield config
 
@@ -76,8 +74,7 @@ def _llmd(document: dict[str, Any], finder: Finder) -> list[Start]:
     found: list[Start] = []
     for role in _ROLES:
         part = mapping(document.get(role))
-        containers = part.get("containers") if part.get("create") != "false" else None
-        for container in containers if isinstance(containers, list) else []:
+        for container in listed(part.get("containers")) if part.get("create") != "false" else []:
             if isinstance(container, dict):
                 found += _llmd_container(container, part, model, role, finder)
     return found
@@ -93,7 +90,7 @@ def _llmd_container(
             words += [flag, parallel[key]]
     environment = {
         entry["name"]: entry["value"]
-        for entry in (container["env"] if isinstance(container.get("env"), list) else [])
+        for entry in listed(container.get("env"))
         if isinstance(at(entry, "name"), str) and isinstance(at(entry, "value"), str)
     }
     image = container.get("image") if isinstance(container.get("image"), str) else ""
