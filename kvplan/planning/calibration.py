@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.errors import InputError, SpecError, printable
 
+if TYPE_CHECKING:
+    from kvplan.planning.calibration_schema import CalibrationFile, LineFile
+
 SCHEMA = "kvplan.calibration/1"
 FLAG = "--calibration"
-
-
-class Figure(NamedTuple):
-    """One measured quantity: seconds, bytes a second or FLOPs a second, as the field's name says."""
-
-    value: float
-    low: float
-    high: float
-    samples: int
 
 
 class Line(NamedTuple):
@@ -194,4 +188,24 @@ def from_data(data: Any, path: str = "") -> Calibration:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "file"
         raise SpecError(f"{field}: {first['msg'].lower()}", where=path, hint="docs/speed.md lists the fields") from None
-    return file.calibration(path)
+    return _calibration(file, path)
+
+
+def _calibration(file: CalibrationFile, path: str) -> Calibration:
+    """The figures of a file as the planner uses them."""
+    figures = [f for f in (file.read_bytes_per_second, *file.matmul_flops.values()) if f]
+    lines = [*file.linear.values(), *file.attention.values()]
+    spread = max([f.spread for f in figures] + [x.worst_miss for x in lines] + [0.02])
+    return Calibration(
+        gpu=file.device.gpu, device=file.device.name, kind=file.device.kind, driver=file.device.driver,
+        torch=file.software.torch, date=file.date,
+        read_bandwidth=file.read_bytes_per_second.value if file.read_bytes_per_second else None,
+        matmul={k: f.value for k, f in file.matmul_flops.items()},
+        linear={k: _line(x) for k, x in file.linear.items()},
+        attention={k: _line(x) for k, x in file.attention.items()},
+        layer_seconds=file.layer_seconds.value if file.layer_seconds else None, spread=spread, path=path,
+    )  # fmt: skip
+
+
+def _line(line: LineFile) -> Line:
+    return Line(line.bytes_per_second.value, line.latency_seconds.value, line.worst_miss)

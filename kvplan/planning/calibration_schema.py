@@ -6,8 +6,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from kvplan.planning.calibration import Calibration, Line
-
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Key = Literal["16", "fp8", "int8", "fp4"]
 Bits = Literal["16", "8", "4"]
@@ -79,22 +77,3 @@ class CalibrationFile(_Strict):
         if not (self.read_bytes_per_second or self.linear):
             raise ValueError("neither read_bytes_per_second nor linear: nothing says how fast memory is read")
         return self
-
-    def calibration(self, path: str) -> Calibration:
-        """The figures as the planner uses them."""
-        figures = [f for f in (self.read_bytes_per_second, *self.matmul_flops.values()) if f]
-        lines = [*self.linear.values(), *self.attention.values()]
-        spread = max([f.spread for f in figures] + [x.worst_miss for x in lines] + [0.02])
-        return Calibration(
-            gpu=self.device.gpu, device=self.device.name, kind=self.device.kind, driver=self.device.driver,
-            torch=self.software.torch, date=self.date,
-            read_bandwidth=self.read_bytes_per_second.value if self.read_bytes_per_second else None,
-            matmul={k: f.value for k, f in self.matmul_flops.items()},
-            linear={k: _line(x) for k, x in self.linear.items()},
-            attention={k: _line(x) for k, x in self.attention.items()},
-            layer_seconds=self.layer_seconds.value if self.layer_seconds else None, spread=spread, path=path,
-        )  # fmt: skip
-
-
-def _line(line: LineFile) -> Line:
-    return Line(line.bytes_per_second.value, line.latency_seconds.value, line.worst_miss)

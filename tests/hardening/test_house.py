@@ -23,10 +23,7 @@ LOOKED_UP = {("sources", "probe")}
 """Rooms where an import is no part of the flow: ``--gpu auto`` is a name that is looked up on this machine."""
 RINGS = (
     ("cli.app", "cli.completion"),  # the table of verbs and the verb that completes them
-    ("planning.calibration", "planning.calibration_schema"),  # pydantic is imported where a file is read
     ("probe.memory", "probe.sequences"),  # sequences are allocated as layouts are, and are rows of the same section
-    ("sources.commands.kserve", "sources.commands.kubernetes"),  # a manifest in a manifest
-    ("sources.hub", "sources.hub_gguf"),
 )
 """Modules that import each other, one way inside a function. There may be fewer."""
 
