@@ -272,7 +272,7 @@ class LazyGroup(Group):
         command = typer.main.get_command(module.app)
         command.name = cmd_name
         if COMPLETE in os.environ:
-            from kvplan.cli.completion import prepare
+            from kvplan.cli.completion_names import prepare
 
             prepare(command, cmd_name)
         return command

@@ -22,7 +22,6 @@ GENERATED = "ritten by scripts/"
 LOOKED_UP = {("sources", "probe")}
 """Rooms where an import is no part of the flow: ``--gpu auto`` is a name that is looked up on this machine."""
 RINGS = (
-    ("cli.app", "cli.completion"),  # the table of verbs and the verb that completes them
     ("probe.memory", "probe.sequences"),  # sequences are allocated as layouts are, and are rows of the same section
 )
 """Modules that import each other, one way inside a function. There may be fewer."""
