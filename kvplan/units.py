@@ -59,7 +59,7 @@ def parse_rate(text: str, flag: str) -> int:
     return parse_size(stripped[:-2], flag)
 
 
-def parse_tokens(text: str, flag: str, *, minimum: int = 1) -> int:
+def parse_tokens(text: str, flag: str) -> int:
     """A token count as vLLM reads it: ``32k`` is 32,000, ``32K`` is 32,768, ``1.5m`` is 1,500,000.
 
     Source: vLLM 0.33.0, ``vllm/engine/arg_utils.py``, ``human_readable_int``.
@@ -80,8 +80,6 @@ def parse_tokens(text: str, flag: str, *, minimum: int = 1) -> int:
             hint=f"type {digits}{unit.lower()} or a whole number",
         )
     value = _scaled(digits, units[unit], text, flag, "token")
-    if value < minimum:
-        raise InputError(f"{value} is too small", where=flag, hint=f"at least {minimum}")
     if value > _MAX_TOKENS:
         raise InputError(f"{printable(text)!r} is more tokens than any cache holds", where=flag, hint="check the unit")
     return value

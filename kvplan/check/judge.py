@@ -63,12 +63,6 @@ def limit_of(rule: Rule, worked: Worked, old: Any) -> Any:
     return limit.value
 
 
-def holds(rule: Rule, figure: Figure, limit: Any) -> bool:
-    """Whether a figure keeps a rule."""
-    value = value_of(rule, figure, limit)
-    return value_holds(rule, value, limit)
-
-
 def value_of(rule: Rule, figure: Figure, limit: Any) -> Any:
     """The value of a figure that the rule's bound chooses."""
     return figure.pick(rule.bound, rule.operator, lambda value: value_holds(rule, value, limit))

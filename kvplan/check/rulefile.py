@@ -89,9 +89,9 @@ class _File:
         return list(found.values())
 
 
-def find_file(start: str = ".") -> str | None:
-    """The rule file of a folder or of the nearest one above it; None where there is none."""
-    folder = os.path.abspath(start)
+def find_file() -> str | None:
+    """The rule file of the present folder or of the nearest one above it; None where there is none."""
+    folder = os.getcwd()
     while True:
         for name in NAMES:
             path = os.path.join(folder, name)

@@ -97,11 +97,6 @@ class Term(NamedTuple):
     source: str
 
 
-def exact(name: str, part: str, num_bytes: int, source: str) -> Term:
-    """A term that arithmetic gives to the byte."""
-    return Term(name, part, num_bytes, num_bytes, num_bytes, "exact", source)
-
-
 class Stage(NamedTuple):
     """What one pipeline stage's most loaded rank holds."""
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _DIGEST = re.compile(r"sha256[-:][0-9a-f]{8,64}\Z")
 NAME_THE_MODEL = "--model NAME"
-_PLAIN_CACHE = ("f16", "bf16", "fp16", "f32")
 
 
 class Deployment(NamedTuple):

@@ -9,6 +9,8 @@ from kvplan.render.sweep_table import heading, shown
 
 BLOCKS = "▏▎▍▌▋▊▉█"
 """An eighth of a character to a whole one."""
+_CELLS = 8
+"""Characters of the longest bar."""
 _BARRED = {"kv.bytes_per_1k_tokens": "per 1k tokens", "kv.bytes_per_request": "per request"}
 _HEADS = {
     "kv.bytes_per_request_per_gpu": "reserved per GPU",
@@ -20,19 +22,17 @@ _LAST = ("kv.bytes_per_request_per_gpu", "decode.tokens_per_second_per_request",
 """Figures that a narrow terminal leaves out."""
 
 
-def bar(value: float | None, most: float, cells: int, unicode: bool) -> str:
+def bar(value: float | None, most: float, unicode: bool) -> str:
     """A bar of up to `cells` characters; anything above zero is seen."""
     if not value or most <= 0:
         return ""
     if not unicode:
-        return "#" * max(1, round(value / most * cells))
-    whole, rest = divmod(max(1, round(value / most * cells * 8)), 8)
+        return "#" * max(1, round(value / most * _CELLS))
+    whole, rest = divmod(max(1, round(value / most * _CELLS * 8)), 8)
     return BLOCKS[-1] * whole + (BLOCKS[rest - 1] if rest else "")
 
 
-def compare_report(
-    payload: dict[str, Any], title: str, *, unicode: bool = True, cells: int = 8, bars: bool = True
-) -> Document:
+def compare_report(payload: dict[str, Any], title: str, *, unicode: bool = True, bars: bool = True) -> Document:
     """A row a variant (the object that ``compare --json`` prints).
 
     Args:
@@ -53,7 +53,7 @@ def compare_report(
     for row in rows:
         line = [shown(n, row[n]) for n in axes]
         for name in barred:
-            line += [shown(name, row[name]), *([bar(row[name], most[name], cells, unicode)] if bars else [])]
+            line += [shown(name, row[name]), *([bar(row[name], most[name], unicode)] if bars else [])]
         line.append("-" if row["ratio"] is None else f"{row['ratio']:.3g} x")
         line += [shown(n, row[n]) for n in others]
         lines.append([*line, row["refused"] or ""] if refused else line)

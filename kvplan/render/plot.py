@@ -27,24 +27,20 @@ _KEYS = ("⠒⠒⠒", "⠒⠒ ⠒", "⠂⠂⠂", "⠒⠒⠒ ⠒")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def plot(chart: Chart, width: int, *, height: int = HEIGHT, unicode: bool = True) -> list[list[Run]]:
-    """The chart, its title left to the caller, as lines of at most `width` columns.
-
-    Args:
-        height: lines of the plot itself; its axis, marks and legend come below.
-    """
+def plot(chart: Chart, width: int, *, unicode: bool = True) -> list[list[Run]]:
+    """The chart, its title left to the caller, as lines of at most `width` columns."""
     x, y = _scales(chart)
     labels = [label for _, label in y.ticks]
     left = max(map(width_of, labels), default=0)
     columns = max(min(width - left - 2, MOST_COLUMNS), 8)
-    canvas = _Canvas(columns, height, x, y, unicode)
+    canvas = _Canvas(columns, HEIGHT, x, y, unicode)
     for place, series in enumerate(chart.series):
         canvas.draw(series, place if series.color is None else series.color)
     notes = _mark(chart, canvas)
     lines: list[list[Run]] = [[(chart.y.label, "dim")]]
     ticks = {canvas.row(value): label for value, label in y.ticks}
     edge = "│" if unicode else "|"
-    for row in range(height):
+    for row in range(HEIGHT):
         label = ticks.get(row, "")
         lines.append([(" " * (left - width_of(label)) + label, "dim"), (f" {edge}", "dim"), *canvas.line(row)])
     corner, level = ("└", "─") if unicode else ("+", "-")

@@ -29,19 +29,15 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,}")
 _WRONG_FILE = "a config.json is JSON text in UTF-8"
 
 
-def read_json(path: str, *, limit: int = MAX_BYTES, what: str = "config.json") -> tuple[Any, str]:
+def read_json(path: str) -> tuple[Any, str]:
     """(plain data, text) of a JSON file.
-
-    Args:
-        limit: bytes that such a file has at most.
-        what: the file to name instead, for a folder.
 
     Raises:
         SpecError: the file cannot be read, is too large, is no text, is no JSON, or holds what a model file
             has no use for.
     """
     name = printable(path)
-    text = decode(read_file(path, limit=limit, what=what), name)
+    text = decode(read_file(path, limit=MAX_BYTES), name)
     return parse(text, name), text
 
 

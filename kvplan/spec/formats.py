@@ -79,15 +79,13 @@ class Format(Shown):
             data += scales
         return data
 
-    def pair_bytes(self, heads: int, dim_k: int, dim_v: int, *, v_format: Format | None = None) -> tuple[int, int]:
+    def pair_bytes(self, heads: int, dim_k: int, dim_v: int) -> tuple[int, int]:
         """(K bytes, V bytes) of one token in one layer: `heads` vectors of `dim_k` and of `dim_v`.
 
         K and V of one head are rounded up together to `align_bytes`; what that adds is counted
-        with V. With `v_format`, V is stored in another format and nothing is rounded.
+        with V.
         """
         k = self.row_bytes(heads, dim_k)
-        if v_format is not None and v_format.name != self.name:
-            return k, v_format.row_bytes(heads, dim_v, v=True)
         v = self.row_bytes(heads, dim_v, v=True)
         if self.align_bytes > 1:
             one_head = self.row_bytes(1, dim_k) + self.row_bytes(1, dim_v, v=True)

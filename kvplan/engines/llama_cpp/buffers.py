@@ -96,11 +96,6 @@ def _windows(model: ModelSpec, facts: Facts) -> list[tuple[int | None, int]]:
     return sorted(found, key=str)
 
 
-def output_bytes(model: ModelSpec, shape: Geometry) -> int:
-    """Logits of one row per slot, float32, in host memory."""
-    return 4 * model.vocab_size * shape.slots
-
-
 def compute_term(model: ModelSpec, facts: Facts, shape: Geometry, devices: int) -> Term:
     """The compute buffer of one GPU; several GPUs keep up to four copies of the graph's inputs."""
     size = compute_bytes(model, facts, shape)

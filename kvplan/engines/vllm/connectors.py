@@ -29,7 +29,6 @@ HYBRID: dict[str, Version] = {
 """Connector -> the first release in which it supports the manager (``SupportsHMA``)."""
 OFFLOADING = {"native": "OffloadingConnector", "lmcache": "LMCacheMPConnector"}
 """What ``--kv-offloading-backend`` stands for; neither of LMCache's supports the manager."""
-SETTINGS = frozenset({"kv_transfer_config", "kv_events_config", "kv_offloading_size", "kv_offloading_backend"})
 _FLAG = "--kv-transfer-config"
 
 

@@ -71,6 +71,6 @@ def request_blocks(groups: list[tuple[Group, int]], tokens: Number, limits: Limi
     return sum(count * group_blocks(group, tokens, limits) for group, count in groups)
 
 
-def longest_request(groups: list[tuple[Group, int]], blocks: Number, limits: Limits, *, limit: int = 2**40) -> Number:
+def longest_request(groups: list[tuple[Group, int]], blocks: Number, limits: Limits) -> Number:
     """The most tokens of one request that `blocks` hold; 0: none; None: any number."""
-    return most(lambda tokens: request_blocks(groups, tokens, limits), blocks, limit=limit)
+    return most(lambda tokens: request_blocks(groups, tokens, limits), blocks)

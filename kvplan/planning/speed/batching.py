@@ -44,8 +44,6 @@ class Steady(NamedTuple):
     requests_per_second: Any
     decoding: Any
     """Sequences that get a token in each step, on average."""
-    prefill_tokens: Any
-    """Prompt tokens that ride in each step, on average."""
     seconds_per_step: Any
     """Between two steps of a request: its time per output token, or with drafts per `Lengths.tokens_per_step`."""
     prefill_seconds: Any
@@ -97,9 +95,7 @@ def at(made: Profile, x: Any, slots: Any, *, others: Any = 1.0, closed: bool = F
         taken = running / slots
         tail = smaller(taken, 1.0) ** ((2 * (slots + 1)) ** 0.5 - 1)
         wait = residence / slots * tail / larger(1 - taken, _FULL) * (1 + lengths.output_cv**2) / 2
-    return Steady(
-        rate, decoding, x * lengths.fresh, step, first, queue, wait, queue + first + wait, running, rate / full
-    )  # fmt: skip
+    return Steady(rate, decoding, step, first, queue, wait, queue + first + wait, running, rate / full)
 
 
 def _prompt(made: Profile, decoding: Any, chunks: Any, room: Any) -> Any:

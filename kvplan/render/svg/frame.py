@@ -21,9 +21,9 @@ class Drawn(NamedTuple):
     bottom: float
 
 
-def heading(title: str, y: float = 0) -> Drawn:
+def heading(title: str) -> Drawn:
     """The title, broken over lines."""
-    found = []
+    y, found = 0.0, []
     for line in lines(title, (WIDTH - 2 * EDGE) / 1.12):
         y += LINE + 1
         found.append(text(EDGE, y - 4, line, class_="head"))

@@ -10,8 +10,7 @@ from kvplan.render.svg.elements import FONT, NARROW_FONT, shortened, text, width
 
 _HIGH, _LOW = 13.0, 4.0
 """How far a label reaches above and below its baseline."""
-
-
+_STEP = 6.0
 _ROUNDS = 3
 Place: TypeAlias = tuple[float, float, str]
 """(x, baseline, ``start`` or ``end``) of a label."""
@@ -107,8 +106,8 @@ def reach(words: str, scale: float = 1.1) -> float:
     return width(words) * FONT / NARROW_FONT * scale
 
 
-def along(places: Sequence[tuple[float, float]], step: float = 6.0) -> Iterable[tuple[float, float]]:
-    """Points on the way from each of `places` to the next, about `step` apart."""
+def along(places: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:
+    """Points on the way from each of `places` to the next, about `_STEP` apart."""
     for (x0, y0), (x1, y1) in pairwise(places):
-        count = max(1, int(max(abs(x1 - x0), abs(y1 - y0)) / step))
+        count = max(1, int(max(abs(x1 - x0), abs(y1 - y0)) / _STEP))
         yield from ((x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count) for i in range(count + 1))

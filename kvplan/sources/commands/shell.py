@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from kvplan.errors import InputError, printable
+from kvplan.errors import InputError
 from kvplan.sources.commands import raw
 
 MAX_DEPTH = 16
@@ -372,8 +372,3 @@ def split(text: str, name: str, scope: Scope | None = None, *, line: int = 1) ->
         else:
             found += scope.words(token)
     return found
-
-
-def short(text: str) -> str:
-    """The beginning of a text, for a message."""
-    return printable(" ".join(text.split()), 60)

@@ -12,14 +12,9 @@ def linear(inputs: int, outputs: int, *, bias: bool = True) -> int:
     return inputs * outputs + outputs * bias
 
 
-def layer(d: int, wide: int, *, gated: bool = False, bias: bool = True) -> int:
-    """A transformer layer: attention of width `d`, two LayerNorms and an FFN of `wide`.
-
-    Args:
-        bias: on every projection; LayerNorms have theirs anyway.
-    """
-    ffn = (3 if gated else 2) * d * wide + (((2 if gated else 1) * wide + d) if bias else 0)
-    return 4 * linear(d, d, bias=bias) + ffn + 4 * d
+def layer(d: int, wide: int) -> int:
+    """A transformer layer: attention of width `d`, two LayerNorms and an FFN of `wide`, biases on every projection."""
+    return 4 * linear(d, d) + linear(d, wide) + linear(wide, d) + 4 * d
 
 
 def side(part: Config, key: str) -> int | None:

@@ -151,10 +151,8 @@ def shared_size(cfg: Config, layer: int, expert_size: int) -> int:
     return (count or 0) * expert_size
 
 
-def ffn_for_layer(
-    cfg: Config, layer: int, *, gated: bool = True, bias: bool | None = None, **moe: Any
-) -> tuple[LayerPart, ...]:
+def ffn_for_layer(cfg: Config, layer: int, *, bias: bool | None = None, **moe: Any) -> tuple[LayerPart, ...]:
     """The FFN of layer `layer`: dense or a mixture, as the file's rules say."""
     if is_moe_layer(cfg, layer):
-        return (moe_ffn(cfg, layer, gated=gated, **moe),)
-    return (dense_ffn(cfg, gated=gated, bias=bias, layer=layer),)
+        return (moe_ffn(cfg, layer, **moe),)
+    return (dense_ffn(cfg, bias=bias, layer=layer),)

@@ -20,12 +20,12 @@ Flag = bool | str
 """A fact, or the key of the file that says it (``!key`` for its opposite, ``key=true`` for a default)."""
 
 
-def is_set(cfg: Config, flag: Flag | None, default: bool = False) -> bool:
+def is_set(cfg: Config, flag: Flag | None) -> bool:
     """What a `Flag` comes to for this file."""
     if flag is None or isinstance(flag, bool):
-        return default if flag is None else flag
+        return bool(flag)
     name, _, given = flag.lstrip("!").partition("=")
-    value = cfg.flag(name, default=given == "true" if given else default)
+    value = cfg.flag(name, default=given == "true")
     return not value if flag.startswith("!") else value
 
 
