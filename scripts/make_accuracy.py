@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from accuracy_cases import REFUSALS, Case, plannable, read_all
+from written import between, keep
 
 from kvplan import load_gpu
 from kvplan.engines import get_engine
@@ -294,27 +295,23 @@ def plan_all(raw: list[dict[str, Any]]) -> tuple[list[Result], list[tuple[str, s
     return [result(case, ready) for _, _, case in ready], aside
 
 
-def main() -> int:
-    """Write or check the page."""
+def content() -> str:
+    """The page, its generated part anew."""
     raw = read_all()
     results, aside = plan_all(raw)
+    return between(PAGE.read_text(encoding="utf-8"), START, END, page(results, aside, refusals(raw)))
+
+
+def main() -> int:
+    """Write or check the page."""
     if "--terms" in sys.argv:
+        results, _ = plan_all(read_all())
         for r in results:
             fall = min(r.outcome.waterfalls or (), key=lambda f: f.available_bytes)
             print(f"{r.case.id} {r.case.version} printed {r.true / GIB:.2f}, off by {r.error / GIB:+.2f}")
             print("   ", ", ".join(f"{t.name} {t.bytes / GIB:.2f}" for t in fall.terms), r.case.reported)
         return 0
-    generated = page(results, aside, refusals(raw))
-    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else f"# Accuracy\n\n{START}\n{END}\n"
-    before, _, rest = text.partition(START)
-    new = f"{before}{START}\n{generated}{END}{rest.partition(END)[2]}"
-    if "--check" in sys.argv:
-        if new != text:
-            print(f"{PAGE} is out of date: run {Path(__file__).name}")
-        return int(new != text)
-    PAGE.write_text(new, encoding="utf-8")
-    print(generated.split("\n\n")[0])
-    return 0
+    return keep(PAGE, content, __doc__)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ With ``--check`` nothing is written, and the exit status is 1 where the page is 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
@@ -13,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from written import keep
 
 from kvplan.catalog import gpu_ids, load_gpu, load_model, model_ids
 from kvplan.spec.gpu import GpuSpec
@@ -171,19 +172,8 @@ def render() -> str:
     return "\n".join([INTRO + MODELS_INTRO, models_part() + GPUS_INTRO, gpus_part()])
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where the page is out of date")
-    check = parser.parse_args(argv).check
-    text = render()
-    if check:
-        current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
-        if current != text:
-            print("docs/catalog.md is out of date: run python scripts/make_catalog_page.py", file=sys.stderr)
-        return int(current != text)
-    TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+    return keep(TARGET, render, __doc__, argv)
 
 
 if __name__ == "__main__":

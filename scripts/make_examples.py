@@ -7,7 +7,6 @@ status is then the filter's, as in a shell. ``--check`` changes nothing and says
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -21,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from doc_blocks import pages
+from written import keep_all
 
 from kvplan.cli.main import main as kvplan
 
@@ -45,23 +45,15 @@ def refreshed(text: str) -> str:
     return BLOCK.sub(lambda m: f"```console\n{m.group(1)}\n{output_of(m.group(1))}```", text)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page is out of date")
-    arguments = parser.parse_args()
+def examples() -> dict[Path, str]:
+    """Page -> its text, with what its commands print now."""
     os.chdir(ROOT)
     os.environ.update(NO_COLOR="1", COLUMNS="100")
-    stale = []
-    for page in pages():
-        old = page.read_text(encoding="utf-8")
-        new = refreshed(old)
-        if new != old:
-            stale.append(page.relative_to(ROOT))
-            if not arguments.check:
-                page.write_text(new, encoding="utf-8")
-    for page in stale:
-        print(f"{page}: {'differs' if arguments.check else 'refreshed'}")
-    return 1 if stale and arguments.check else 0
+    return {page: refreshed(page.read_text(encoding="utf-8")) for page in pages()}
+
+
+def main() -> int:
+    return keep_all(examples, __doc__)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Reads the id, repository and aliases of each file in ``models/`` and ``kvplan/da
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
@@ -21,6 +20,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from written import keep
 
 from kvplan.catalog import rules
 
@@ -177,19 +178,14 @@ def version_of(catalog: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where the file is out of date")
-    check = parser.parse_args(argv).check
+def content() -> str:
+    """The module, with the names that no rule derives."""
     extra = yaml.safe_load((ROOT / "scripts" / "model_names.yaml").read_text(encoding="utf-8"))
-    text = render(ROOT / "models", ROOT / "kvplan" / "data" / "gpus", extra)
-    if check:
-        current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
-        if current != text:
-            print(f"{TARGET.relative_to(ROOT)} is out of date: run python scripts/make_index.py", file=sys.stderr)
-        return int(current != text)
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
+    return render(ROOT / "models", ROOT / "kvplan" / "data" / "gpus", extra)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return keep(TARGET, content, __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ With ``--check`` nothing is written, and the exit status is 1 where a picture is
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import shlex
@@ -16,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from written import keep_all
 
 from kvplan.cli.main import main as kvplan
 
@@ -46,19 +47,7 @@ def drawn(command: str, name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a picture is out of date")
-    check = parser.parse_args(argv).check
-    stale = 0
-    for name, command in PICTURES.items():
-        path, new = TARGET / name, drawn(command, name)
-        if path.is_file() and path.read_text(encoding="utf-8") == new:
-            continue
-        stale += 1
-        print(f"docs/assets/{name}: {'out of date' if check else 'drawn'}")
-        if not check:
-            path.write_text(new, encoding="utf-8")
-    return 1 if stale and check else 0
+    return keep_all(lambda: {TARGET / name: drawn(line, name) for name, line in PICTURES.items()}, __doc__, argv)
 
 
 if __name__ == "__main__":

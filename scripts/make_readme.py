@@ -5,7 +5,6 @@ With ``--check`` nothing is written, and the exit status is 1 where README.md is
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from written import keep
 
 from kvplan.catalog import gpu_ids, model_ids
 
@@ -97,15 +98,7 @@ def refreshed(text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; status 1 where README.md is out of date")
-    old = TARGET.read_text(encoding="utf-8")
-    new = refreshed(old)
-    if parser.parse_args(argv).check:
-        print(f"README.md: {'up to date' if new == old else 'out of date'}")
-        return 0 if new == old else 1
-    TARGET.write_text(new, encoding="utf-8")
-    return 0
+    return keep(TARGET, lambda: refreshed(TARGET.read_text(encoding="utf-8")), __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ nothing is written, and the exit status is 1 where a file is out of date.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import json
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import catalog_schemas
+from written import keep_all
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -217,18 +217,7 @@ def calibration() -> dict[Path, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only; status 1 where a file is out of date")
-    check = parser.parse_args(argv).check
-    stale = 0
-    for path, text in files().items():
-        same = path.is_file() and path.read_text(encoding="utf-8") == text
-        stale += not same
-        if not check and not same:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        print(f"{path.relative_to(ROOT)}: {'up to date' if same else 'out of date' if check else 'written'}")
-    return 1 if check and stale else 0
+    return keep_all(files, __doc__, argv)
 
 
 if __name__ == "__main__":

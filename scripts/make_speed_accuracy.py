@@ -22,6 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from speed_cases import SPEED, deployment, llama_cpp_table, reports
+from written import between, keep
 
 from kvplan import load_gpu
 from kvplan.planning.speed import constants, decode, prefill
@@ -326,26 +327,22 @@ def constants_rows(found: list[Point]) -> list[str]:
     ]  # fmt: skip
 
 
+def content() -> str:
+    """The page, its generated part anew."""
+    found = points()
+    parts = [llama_rows(found), constants_rows(found), prefill_row(), h200_rows(), report_rows()]
+    generated = "\n\n".join("\n".join(part) for part in parts) + "\n"
+    return between(PAGE.read_text(encoding="utf-8"), START, END, generated)
+
+
 def main() -> int:
     """Write or check the page."""
-    found = points()
     if "--cases" in sys.argv:
-        for p in found:
+        for p in points():
             off = p.predicted / p.seconds - 1
             print(f"{p.label}: {p.seconds * 1e3:.2f} ms, predicted {p.predicted * 1e3:.2f} ({off:+.0%})")
         return 0
-    parts = [llama_rows(found), constants_rows(found), prefill_row(), h200_rows(), report_rows()]
-    generated = "\n\n".join("\n".join(part) for part in parts) + "\n"
-    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else f"# Speed\n\n{START}\n{END}\n"
-    before, _, rest = text.partition(START)
-    new = f"{before}{START}\n{generated}{END}{rest.partition(END)[2]}"
-    if "--check" in sys.argv:
-        if new != text:
-            print(f"{PAGE} is out of date: run {Path(__file__).name}")
-        return int(new != text)
-    PAGE.write_text(new, encoding="utf-8")
-    print(generated)
-    return 0
+    return keep(PAGE, content, __doc__)
 
 
 if __name__ == "__main__":

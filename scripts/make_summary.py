@@ -6,12 +6,13 @@ python scripts/make_summary.py --check    exit 1 where it would change
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from written import keep
 
 from kvplan.catalog import load_model, model_ids
 from kvplan.catalog.summary import summarise
@@ -47,16 +48,7 @@ def folded(line: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where something would change")
-    wanted = content()
-    if not parser.parse_args().check:
-        TARGET.write_text(wanted, encoding="utf-8")
-        return 0
-    if TARGET.exists() and TARGET.read_text(encoding="utf-8") == wanted:
-        return 0
-    print(f"{TARGET.relative_to(ROOT)} is out of date; run: python scripts/make_summary.py", file=sys.stderr)
-    return 1
+    return keep(TARGET, content, __doc__)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_receipts import receipts, replay
+from written import between, keep_all
 
 from kvplan.probe.receipt import quantile
 
@@ -217,31 +218,22 @@ def read(folder: str, pattern: str) -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((FOLDER / folder).glob(pattern))}
 
 
-def pages() -> dict[str, list[str]]:
-    """Page -> its generated lines."""
-    return {
+def pages() -> dict[Path, str]:
+    """Page -> its text, the generated lines from the receipts."""
+    made = {
         "h200-decode.md": [*lines(list(read("", RECEIPTS).values())), "", *whole_runs(), "", *model_lines()],
-        "h200-memory.md": list(memory_lines(read("memory", "*.json"))),
-        "h200-two-gpus.md": list(two_gpu_lines(read("two-gpus", "*.json"))),
+        "h200-memory.md": memory_lines(read("memory", "*.json")),
+        "h200-two-gpus.md": two_gpu_lines(read("two-gpus", "*.json")),
+    }
+    return {
+        FOLDER / name: between((FOLDER / name).read_text(encoding="utf-8"), START, END, "\n".join(part) + "\n")
+        for name, part in made.items()
     }
 
 
 def main() -> int:
     """Write the pages, or say whether they are up to date."""
-    stale = 0
-    for name, made_lines in pages().items():
-        path = FOLDER / name
-        page = path.read_text(encoding="utf-8")
-        before, _, rest = page.partition(START)
-        made = f"{before}{START}\n" + "\n".join(made_lines) + f"\n{END}{rest.partition(END)[2]}"
-        if made == page:
-            continue
-        if "--check" in sys.argv:
-            print(f"{path.relative_to(ROOT)} is not up to date: run python scripts/make_validation.py")
-            stale = 1
-        else:
-            path.write_text(made, encoding="utf-8")
-    return stale
+    return keep_all(pages, __doc__)
 
 
 if __name__ == "__main__":
