@@ -27,11 +27,12 @@ def read_result(path: str, where: str) -> dict[str, Any]:
     import json
 
     from kvplan.errors import SpecError
-    from kvplan.sources.strict_json import decode, read_file
+    from kvplan.sources.bounded import decode, read_bytes
 
     name = printable(path)
     try:
-        data = json.loads(decode(read_file(path, limit=MAX_BYTES, what="result of kvplan check"), name))
+        raw = read_bytes(path, name, limit=MAX_BYTES, what="result of kvplan check")
+        data = json.loads(decode(raw, name, hint="such a result is JSON text in UTF-8"))
     except SpecError as error:
         raise InputError(str(error), where=where, hint="`kvplan check --write-baseline FILE` writes one") from None
     except (ValueError, RecursionError) as error:

@@ -43,11 +43,11 @@ def read_lock(path: str) -> dict[str, Any]:
         InputError: it cannot be used.
     """
     from kvplan.errors import SpecError
-    from kvplan.sources.strict_json import decode, read_file
+    from kvplan.sources.bounded import decode, read_bytes
 
     name, hint = printable(path), "`kvplan check --lock` writes it again"
     try:
-        data = json.loads(decode(read_file(path, limit=MAX_BYTES, what="lock file"), name))
+        data = json.loads(decode(read_bytes(path, name, limit=MAX_BYTES, what="lock file"), name, hint=hint))
     except SpecError as error:
         raise InputError(error.message, where=error.where, hint=hint) from None
     except (ValueError, RecursionError):

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.errors import InputError, SpecError, printable
+from kvplan.sources.bounded import read_bytes
 from kvplan.sources.checkpoint.safetensors import MAX_HEADER_BYTES
-from kvplan.sources.strict_json import read_file
 
 if TYPE_CHECKING:
     from kvplan.sources.checkpoint.safetensors import Source
@@ -57,7 +57,7 @@ class Repository:
                 path = self._asked(hf_hub_download, self.repo, name, revision=self.revision, library_name="kvplan")
             else:
                 path = about.path
-        return read_file(str(path), limit=limit, what=name)
+        return read_bytes(path, printable(str(path)), limit=limit, what=name)
 
     def missing(self, names: list[str]) -> list[str]:
         """Only a single file is asked after; what an index names is there, or its header says that it is not."""
@@ -231,7 +231,7 @@ class Repository:
         place = self._place(name)
         if place is None or not os.path.isfile(place):
             return None
-        data = read_file(place, limit=MAX_HEADER_BYTES + 16, what="header")
+        data = read_bytes(place, printable(place), limit=MAX_HEADER_BYTES + 16, what="header")
         return First(int.from_bytes(data[:8], "little"), data[8:]) if len(data) > 16 else None
 
     def keep(self, name: str, found: tuple[int, bytes]) -> None:

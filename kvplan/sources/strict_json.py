@@ -8,12 +8,11 @@ no model has, NaN. The result holds mappings, lists, strings, whole numbers, fra
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 from typing import Any
 
 from kvplan.errors import SpecError, printable
+from kvplan.sources import bounded
 
 MAX_BYTES = 8 << 20
 """Of a configuration: the longest in use list thousands of unquantised modules and take some hundred KiB."""
@@ -37,59 +36,13 @@ def read_json(path: str) -> tuple[Any, str]:
             has no use for.
     """
     name = printable(path)
-    text = decode(read_file(path, limit=MAX_BYTES), name)
+    text = decode(bounded.read_bytes(path, name, limit=MAX_BYTES, what="config.json"), name)
     return parse(text, name), text
 
 
-def read_file(path: str, *, limit: int, what: str = "config.json") -> bytes:
-    """The bytes of a regular file of at most `limit` bytes.
-
-    Raises:
-        SpecError: no such file, a folder or a device, no permission, or too large.
-    """
-    name = printable(path)
-    try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        try:
-            status = os.fstat(handle)
-            if stat.S_ISDIR(status.st_mode):
-                raise SpecError("is a folder", where=name, hint=f"name the {what} in it")
-            if not stat.S_ISREG(status.st_mode):
-                raise SpecError("is not a regular file", where=name, hint=f"name a {what}")
-            data = os.read(handle, min(status.st_size, limit) + 1)
-            if len(data) != status.st_size:  # a file that grows, or one without a size
-                more = bytearray(data)
-                while len(more) <= limit and (part := os.read(handle, limit + 1 - len(more))):
-                    more += part
-                data = bytes(more)
-        finally:
-            os.close(handle)
-    except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or "is not a file name").lower()
-        raise SpecError(f"cannot be read: {reason}", where=name, hint="check the path and its permissions") from None
-    if len(data) > limit:
-        size = f"{status.st_size:,}" if status.st_size > limit else f"over {limit:,}"
-        raise SpecError(f"is {size} bytes; a {what} has at most {limit:,}", where=name, hint="is it the right file?")
-    return data
-
-
 def decode(data: bytes, name: str) -> str:
-    """UTF-8 text, a byte order mark cut off; `name` stands for the file in errors.
-
-    Raises:
-        SpecError: another encoding, or no text at all.
-    """
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise SpecError("is UTF-16 text", where=name, hint="save it as UTF-8")
-    if data.startswith(b"version https://git-lfs"):
-        raise SpecError("is a Git LFS pointer, not the file", where=name, hint="fetch it with git lfs pull")
-    if b"\0" in data:
-        raise SpecError("is a binary file", where=name, hint=_WRONG_FILE)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise SpecError("is not UTF-8 text", where=f"{name}:{line}", hint="save it as UTF-8") from None
+    """The text of a JSON file; errors as in `kvplan.sources.bounded.decode`."""
+    return bounded.decode(data, name, hint=_WRONG_FILE)
 
 
 def parse(text: str, name: str) -> Any:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
 from kvplan.errors import SpecError, printable
+from kvplan.sources import bounded
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -51,7 +51,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
         SpecError: it cannot be read, is too large, or is no UTF-8 text.
     """
     name = printable(os.fspath(path))
-    return _text(_read(path, name), name)
+    data = bounded.read_bytes(path, name, limit=MAX_BYTES, what="YAML file")
+    return bounded.decode(data, name, hint="a spec is YAML text in UTF-8")
 
 
 def parse_yaml(text: str, name: str) -> tuple[Any, Positions]:
@@ -88,45 +89,6 @@ def line_of(positions: Positions, path: Path) -> int:
         if path[:end] in positions:
             return positions[path[:end]]
     return positions.get((), 1)
-
-
-def _read(path: str | os.PathLike[str], name: str) -> bytes:
-    """The bytes of a regular file of bounded size."""
-    try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        try:
-            status = os.fstat(handle)
-            if stat.S_ISDIR(status.st_mode):
-                raise SpecError("is a folder", where=name, hint="name the YAML file in it")
-            if not stat.S_ISREG(status.st_mode):
-                raise SpecError("is not a regular file", where=name, hint="name a YAML file")
-            data = b""
-            while len(data) <= MAX_BYTES and (part := os.read(handle, MAX_BYTES + 1 - len(data))):
-                data += part
-        finally:
-            os.close(handle)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "is not a file name"
-        raise SpecError(
-            f"cannot be read: {reason.lower()}", where=name, hint="check the path and its permissions"
-        ) from None
-    if len(data) > MAX_BYTES:
-        size = f"{status.st_size:,}" if status.st_size > MAX_BYTES else f"over {MAX_BYTES:,}"
-        raise SpecError(f"is {size} bytes; a spec has at most {MAX_BYTES:,}", where=name, hint="is it the right file?")
-    return data
-
-
-def _text(data: bytes, name: str) -> str:
-    """UTF-8 text, a byte order mark cut off."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise SpecError("is UTF-16 text", where=name, hint="save it as UTF-8")
-    if b"\0" in data:
-        raise SpecError("is a binary file", where=name, hint="a spec is YAML text in UTF-8")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise SpecError("is not UTF-8 text", where=f"{name}:{line}", hint="save it as UTF-8") from None
 
 
 def _bound(text: str, name: str) -> None:

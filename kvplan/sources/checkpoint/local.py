@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from kvplan.errors import SpecError, printable
+from kvplan.sources.bounded import read_bytes
 from kvplan.sources.checkpoint.index import MAX_SHARDS
 from kvplan.sources.checkpoint.safetensors import Source
-from kvplan.sources.strict_json import read_file
 
 _SET_APART = ("consolidated", "adapter_", "optimizer", "._")
 """Beginnings of file names that are other copies of the weights, or none."""
@@ -69,7 +69,7 @@ class Folder:
         path = os.path.join(self.path, name)
         if not os.path.lexists(path):
             return None
-        return read_file(path, limit=limit, what=name)
+        return read_bytes(path, printable(path), limit=limit, what=name)
 
     def missing(self, names: list[str]) -> list[str]:
         return [name for name in names if not self._is_there(name)]

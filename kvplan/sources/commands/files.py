@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 
 from kvplan.errors import InputError, printable
+from kvplan.sources import bounded
 from kvplan.sources.commands import raw
 
 MAX_BYTES = 1_000_000
@@ -27,36 +27,9 @@ def read_text(path: str) -> str:
         InputError: it cannot be read, is too large, or is no text.
     """
     name = printable(path)
-    try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        try:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                raise InputError("is not a regular file", where=name, hint="name a script or a manifest")
-            data = b""
-            while len(data) <= MAX_BYTES and (part := os.read(handle, MAX_BYTES + 1 - len(data))):
-                data += part
-        finally:
-            os.close(handle)
-    except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or "is not a file name").lower()
-        raise InputError(f"cannot be read: {reason}", where=name, hint="check the path and its permissions") from None
-    if len(data) > MAX_BYTES:
-        size = f"{status.st_size:,}" if status.st_size > MAX_BYTES else f"over {MAX_BYTES:,}"
-        raise InputError(
-            f"is {size} bytes; a file with a command has at most {MAX_BYTES:,}",
-            where=name,
-            hint="is it the right file?",
-        )
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise InputError("is UTF-16 text", where=name, hint="save it as UTF-8")
-    if b"\0" in data:
-        raise InputError("is a binary file", where=name, hint="name a script or a manifest")
-    try:
-        return raw.clean(data.decode("utf-8-sig").replace("\r\n", "\n"))
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError("is not UTF-8 text", where=f"{name}:{line}", hint="save it as UTF-8") from None
+    data = bounded.read_bytes(path, name, limit=MAX_BYTES, what="script or manifest", error=InputError)
+    text = bounded.decode(data, name, hint="name a script or manifest", error=InputError)
+    return raw.clean(text.replace("\r\n", "\n"))
 
 
 def split_name(text: str) -> tuple[str, str]:
