@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvplan.probe import timing
 from kvplan.probe.fit import measured_line, shown
-from kvplan.probe.kernels import choose, store
+from kvplan.probe.kernels import choose, reference, store
 from kvplan.probe.kernels.store import HeadShape
 from kvplan.probe.layout import PROBE_FORMATS
 from kvplan.probe.receipt import Row, median, row
 
 if TYPE_CHECKING:
     from kvplan.probe.kernels.choose import Picked
+    from kvplan.probe.kernels.store import PagedKv
     from kvplan.probe.session import Session
     from kvplan.spec.kind import CacheKind
 
@@ -30,8 +33,8 @@ _WIDE_LAYER = 2048
 """Elements of K and V of one token from which on a layer fills the card."""
 _BITS = {"bf16": "16", "fp16": "16", "fp8_e4m3": "8", "int8_per_token_head": "8", "int4_g32": "4"}
 _TIME_SHARE = 0.5
-"""Of the time left that may go to attention."""
-_POOL_SHARE = 0.35
+"""Of the time left that may go to attention; on a CPU `kvplan.probe.run` gives it a share of its own."""
+_POOL_SHARE = 0.3
 """Of what a section may hold that goes to the pages; contiguous copies take as much again."""
 _CHECK_SHARE = 0.3
 """Of the same: what is left for the check in float64."""
@@ -58,7 +61,8 @@ def measure(session: Session) -> list[Row]:
     rows: list[Row] = []
     timed: dict[str, list[Timed]] = {}
     for index, fmt in enumerate(PROBE_FORMATS):
-        share = session.limits.seconds_left * _TIME_SHARE / (len(PROBE_FORMATS) - index)
+        share = session.limits.seconds_left / (len(PROBE_FORMATS) - index)
+        share *= 1 if session.limits.slow else _TIME_SHARE
         timed[fmt] = time_format(session, found, fmt, until=time.monotonic() + share)
         for one in timed[fmt]:
             rows += _shape_rows(session, found, one)
@@ -101,30 +105,30 @@ def grid(session: Session) -> tuple[tuple[int, int], ...]:
 
 
 def time_format(session: Session, shape: HeadShape, fmt: str, *, until: float = float("inf")) -> list[Timed]:
-    """Every shape of the grid that fits, the largest first, whose pages serve the others; none begun after `until`."""
+    """Every shape of the grid that fits, over one pool of pages; none begun after `until`.
+
+    On a CPU, where one call may take long, passes go over fewer caches instead, so that all shapes are measured.
+    """
     limits, device = session.limits, session.device
-    share = int(limits.max_bytes * _POOL_SHARE)
-    each = store.row_bytes(shape, fmt)
-    wanted = grid(session)
-    most = max(each, store.workspace_bytes(shape, fmt))
-    checked = choose.check_bytes(shape) / _CHECK_SHARE
-    shapes = sorted(
-        ((b, c) for b, c in wanted if b * c * most <= share and c * checked <= limits.max_bytes),
-        key=lambda s: -s[0] * s[1],
-    )
-    if len(shapes) < len(wanted):
-        left = len(wanted) - len(shapes)
-        session.lack(f"attention, {fmt}: {left} of {len(wanted)} shapes do not fit into --max-memory")
+    shapes, share = _fitting(session, shape, fmt), int(limits.max_bytes * _POOL_SHARE)
+    wanted = len(grid(session))
+    if len(shapes) < wanted:
+        session.lack(f"attention, {fmt}: {wanted - len(shapes)} of {wanted} shapes do not fit into --max-memory")
     pool, found = None, []
     for number, (batch, context) in enumerate(shapes):
-        if limits.seconds_left <= 0 or time.monotonic() > until:
-            session.lack(f"attention, {fmt}: the time was up after {number} of {len(wanted)} shapes")
+        if limits.seconds_left <= 0 or (not limits.slow and time.monotonic() > until):
+            session.lack(f"attention, {fmt}: the time was up after {number} of {wanted} shapes")
             break
         session.say(f"attention, {fmt}, {batch} x {context}")
+        if pool is None:
+            pool = _pool(session, shape, fmt, shapes, share)
         work = choose.workload(
             device, shape, fmt, batch, context, page=PAGE, max_bytes=share, pool=pool, seed=session.seed
         )
-        pool, work.check_bytes = work.pool, min(work.check_bytes, int(limits.max_bytes * _CHECK_SHARE))
+        if limits.slow:
+            _lighten(session, work, (until - time.monotonic()) / (len(shapes) - number))
+        else:
+            work.check_bytes = min(work.check_bytes, int(limits.max_bytes * _CHECK_SHARE))
         contiguous = 0 if limits.quick and device.is_cuda else share
         candidates = choose.paths(work, several=device.is_cuda and not limits.quick)
         paged = choose.pick(work, candidates, samples=limits.samples)
@@ -134,10 +138,52 @@ def time_format(session: Session, shape: HeadShape, fmt: str, *, until: float = 
             beside = choose.pick(work, iter([other]), samples=limits.samples)
         del other
         if paged is not None:
-            found.append(Timed(fmt, batch, context, work.num_bytes, paged, beside))
+            found.append(Timed(fmt, batch, context, work.num_bytes, _freed(paged), beside and _freed(beside)))
         else:
             session.lack(f"attention, {fmt}, {batch} x {context}: nothing serves it ({'; '.join(work.rejected)})")
     return sorted(found, key=lambda one: one.num_bytes)
+
+
+def _fitting(session: Session, shape: HeadShape, fmt: str) -> list[tuple[int, int]]:
+    """Shapes of the grid that the limit holds: the largest first, on a CPU the quickest."""
+    most, slow = session.limits.max_bytes, session.limits.slow
+    each = store.row_bytes(shape, fmt)
+    if not slow:
+        each = max(each, store.workspace_bytes(shape, fmt))
+
+    def checked(context: int) -> int:
+        return reference.truth_bytes(shape, context) if slow else context * choose.check_bytes(shape)
+
+    fits = [
+        (batch, context) for batch, context in grid(session)
+        if batch * context * each <= most * _POOL_SHARE and checked(context) <= most * _CHECK_SHARE
+    ]  # fmt: skip
+    return sorted(fits, key=lambda s: s[0] * s[1] * (1 if slow else -1))
+
+
+def _pool(session: Session, shape: HeadShape, fmt: str, shapes: list[tuple[int, int]], share: int) -> PagedKv:
+    """Filled pages for the shape that takes the most, so that no second pool is ever held beside the first."""
+    device, each = session.device, store.row_bytes(shape, fmt) * PAGE
+    pages = [batch * -(-context // PAGE) for batch, context in shapes]
+    blocks = max(timing.copies_for(device, n * each, share) * n for n in pages)
+    pool = store.allocate(shape, fmt, blocks, PAGE, device.torch_device, transposed=choose.transposed(device, fmt))
+    store.fill_random(pool, session.seed)
+    return pool
+
+
+def _lighten(session: Session, work: choose.Workload, seconds: float) -> None:
+    """Leave as many caches in a pass as `seconds` allow for all its samples, by the time of one call."""
+    path = next(choose.paths(work, several=False))
+    began = time.monotonic()
+    with suppress(Exception):  # what is wrong with it, `pick` says
+        path.run(0)
+    calls = seconds / (2 * session.limits.samples + 2) / max(time.monotonic() - began, 1e-9)
+    work.tables = work.tables[: max(timing.LEAST_COPIES, int(min(calls, work.copies)))]
+
+
+def _freed(picked: Picked) -> Picked:
+    """Without the function that runs it, which holds its caches."""
+    return picked._replace(path=picked.path._replace(run=lambda i: None))
 
 
 def stated_seconds(session: Session, shape: HeadShape, fmt: str) -> Callable[[int, int], float] | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LEAST_SHARE = 0.95
 """Of bus width x clock that plain reads reach on an HBM card (H200: 0.955 to 0.958)."""
 _GPU_BYTES, _CPU_BYTES = 8 << 30, 512 << 20
-_MIN_BYTES = 32 << 20
+_MIN_BYTES, _CPU_MIN_BYTES = 32 << 20, 8 << 20
 _KERNELS = ((4096, 4, 8), (16384, 2, 8), (4096, 1, 4), (8192, 4, 8))
 """(int32 per block, blocks per program, warps) of the read kernel."""
 
@@ -75,7 +75,8 @@ def buffer_bytes(session: Session) -> int:
     if session.device.kind == "cpu" and session.limits.quick:
         wanted //= 4
     size = min(wanted, int(session.limits.max_bytes * 0.45))  # copies need two
-    return max(_MIN_BYTES, size // _MIN_BYTES * _MIN_BYTES)
+    least = _MIN_BYTES if session.device.is_cuda else _CPU_MIN_BYTES
+    return max(least, size // least * least)
 
 
 def _methods(session: Session, data: Any) -> Iterator[Method]:

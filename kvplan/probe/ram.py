@@ -28,8 +28,11 @@ ROUNDS = 5
 """Steps and reads in turn: quartiles of fewer say nothing."""
 _LEAST_READ, _MOST_READ = 8 << 20, 128 << 20
 """Bytes of one read."""
-_BYTES = 1 << 30
-"""Of weights and cache together: many times the last-level cache that a core has to itself."""
+_BYTES, _QUICK_BYTES = 1 << 30, 3 << 27
+"""Of weights and cache together, or one layer where that is more in a quick run: many times the last-level cache that
+a core has to itself."""
+_DRAWN = 1 << 20
+"""Random numbers that weights and caches repeat: drawing takes longer than all steps."""
 
 
 def measure(session: Session) -> list[Row]:
@@ -45,12 +48,14 @@ def measure(session: Session) -> list[Row]:
     for batch, context in POINTS:
         one = shape._replace(layers=1, batch=batch, context=context)
         layers = min(session.layout.spec.num_layers, min(_BYTES, session.limits.max_bytes // 2) // one.layer_bytes)
+        if session.limits.quick:
+            layers = min(layers, max(1, _QUICK_BYTES // one.layer_bytes))
         if layers < 1:
             session.lack(f"decode, float32 step, {batch} x {context:,}: one layer does not fit into --max-memory")
             continue
         point = one._replace(layers=int(layers))
         session.say(f"decode in RAM, {batch} x {context}")
-        stack = Stack(point, session.device.torch_device, session.seed)
+        stack = filled(point, session.seed)
         rates, samples = _beside(session, stack)
         del stack
         size, rate = point.layers * point.layer_bytes, median(rates)
@@ -65,6 +70,24 @@ def measure(session: Session) -> list[Row]:
             )
         )  # fmt: skip
     return rows
+
+
+def filled(shape: StackShape, seed: int) -> Stack:
+    """The layers with weights of variance 1 / inputs and normal caches, a million numbers over and over."""
+    torch = extras.torch()
+    stack = Stack(shape, "meta", seed)
+    drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(seed))
+
+    def real(like: Any) -> Any:
+        found = torch.empty(like.shape, dtype=like.dtype)
+        some = (drawn * like.shape[-1] ** -0.5).to(like.dtype)
+        for part in found.view(-1).split(_DRAWN):
+            part.copy_(some[: part.numel()])
+        return found
+
+    stack.layers = [{name: real(tensor) for name, tensor in layer.items()} for layer in stack.layers]
+    stack.x = real(stack.x)
+    return stack
 
 
 def _beside(session: Session, stack: Stack) -> tuple[list[float], list[float]]:

@@ -52,7 +52,7 @@ DISTRIBUTED = ("distributed", "kvplan.probe.distributed", "measure")
 
 FULL_SECONDS, QUICK_SECONDS = 260.0, 42.0
 """After which no new shape is begun: a full run stays under five minutes, a quick one under one."""
-ATTENTION_SHARE = 0.4
+ATTENTION_SHARE = 0.3
 """Of the seconds left, on a CPU: its passes are long, and whole steps come after it."""
 CPU_BYTES = 2 * GIB
 FREE_SHARE = 0.9
@@ -232,6 +232,16 @@ def validate(
         KvplanError: nothing could be measured.
         KeyboardInterrupt: after everything was freed.
     """
+    from kvplan.probe.timing import quickest_threads
+
+    with quickest_threads(request.device) as threads:
+        return _validate(request, progress, before, stopped, threads)
+
+
+def _validate(
+    request: Request, progress: Progress | None, before: Calibration | None,
+    stopped: Callable[[Receipt], None] | None, threads: int | None,
+) -> Receipt:  # fmt: skip
     start = time.monotonic()
     steps = _steps(request, drift=before is not None)
     done = 0
@@ -270,7 +280,7 @@ def validate(
     except KeyboardInterrupt:
         _release(session)
         if stopped is not None:
-            stopped(_receipt(session, request, rows, start, False, ("interrupted",)))
+            stopped(_receipt(session, request, rows, start, False, ("interrupted",), threads))
         raise
     if before is not None:
         rows += drift_rows(before, session, {step[0] for step in steps})
@@ -278,7 +288,7 @@ def validate(
     warnings += session.lacks
     if any(r.wide for r in rows):
         warnings.append("the spread of some rows is wide: something else was at work, or clocks changed")
-    return _receipt(session, request, rows, start, complete, tuple(warnings))
+    return _receipt(session, request, rows, start, complete, tuple(warnings), threads)
 
 
 def _as_datasheet(session: Session) -> None:
@@ -359,14 +369,15 @@ def _release(session: Session) -> None:
 
 
 def _receipt(
-    session: Session, request: Request, rows: list[Row], start: float, complete: bool, warnings: tuple[str, ...]
-) -> Receipt:
+    session: Session, request: Request, rows: list[Row], start: float, complete: bool, warnings: tuple[str, ...],
+    threads: int | None,
+) -> Receipt:  # fmt: skip
     device = session.device
     software = {
         "kvplan": __version__, "python": platform.python_version(), "torch": device.torch_version,
         "triton": device.triton_version, "runtime": device.runtime_version, "driver": device.driver,
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "expandable_segments": expandable_segments(),
+        "expandable_segments": expandable_segments(), "threads": threads,
     }  # fmt: skip
     settings = session.settings
     inputs = {

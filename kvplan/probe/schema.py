@@ -70,6 +70,7 @@ def schema() -> dict[str, Any]:
     software = {
         "kvplan": text, "python": text, "torch": _TEXT, "triton": _TEXT, "runtime": _TEXT, "driver": _TEXT,
         "platform": text, "expandable_segments": flag,
+        "threads": _said(_COUNT, "of a CPU: the quickest number; null elsewhere; absent in receipts of November 2026"),
     }  # fmt: skip
     inputs = {
         "model": text, "engine": text, "tensor_parallel_size": number, "block_size": number, "kv_cache_format": text,
@@ -85,7 +86,7 @@ def schema() -> dict[str, Any]:
             "schema": {"const": SCHEMA},
             "date": {"type": "string", "format": "date"},
             "device": _device(),
-            "software": _object(software, "Versions."),
+            "software": _object(software, "Versions.", ("threads",)),
             "inputs": _object(inputs, "What was asked for, and what the plan made of it."),
             "rows": {"type": "array", "items": _row()},
             "calibration": _said({"type": ["object", "null"]}, "kvplan.calibration/1, as --save writes it"),

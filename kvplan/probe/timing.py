@@ -8,7 +8,8 @@ graph, which is how engines decode. Method: warm up, then the median of the samp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kvplan.probe import extras
@@ -26,6 +27,8 @@ _CPU_SAMPLES = 7
 """Samples on a CPU at most."""
 _CPU_SAMPLE_SECONDS = 0.005
 """A sample on the CPU repeats its work at least this long."""
+_THREAD_ELEMENTS, _THREAD_ROUNDS = 1 << 20, 12
+"""Of fp32 that are summed to see how many threads are quickest, and how often; the third quartile counts."""
 _WARM_SECONDS = 0.03
 """Of replays before the first sample: an H200 that idled for a moment runs 12 % slower for its first 6 ms."""
 
@@ -39,6 +42,36 @@ def copies_for(device: ProbeDevice, bytes_each: int, max_bytes: int) -> int:
     target = CACHES_OVER * device.l2_bytes if device.is_cuda and device.l2_bytes else _CPU_CACHE
     wanted = max(LEAST_COPIES, -(-target // max(bytes_each, 1)))
     return max(1, min(wanted, max_bytes // max(bytes_each, 1)))
+
+
+@contextmanager
+def quickest_threads(device: ProbeDevice) -> Iterator[int | None]:
+    """On a CPU, as many threads as are quickest now, which are said; elsewhere None.
+
+    Operators wait for the last of their threads. Where others keep the cores busy, that one may not run for tens of
+    milliseconds, in which a single thread would have been done long ago.
+    """
+    if device.kind != "cpu":
+        yield None
+        return
+    torch = extras.torch()
+    before = torch.get_num_threads()
+    buffer = torch.ones(_THREAD_ELEMENTS)
+    choices = list(dict.fromkeys(n for n in (before, before // 2, 1) if n))
+    taken: dict[int, list[float]] = {n: [] for n in choices}
+    try:
+        for number in range(_THREAD_ROUNDS + 1):
+            for count in choices:
+                torch.set_num_threads(count)
+                began = time.perf_counter()
+                buffer.sum()
+                if number:  # the first starts the threads
+                    taken[count].append(time.perf_counter() - began)
+        best = min(choices, key=lambda n: sorted(taken[n])[_THREAD_ROUNDS * 3 // 4])
+        torch.set_num_threads(best)
+        yield best
+    finally:
+        torch.set_num_threads(before)
 
 
 def sample(

@@ -38,6 +38,8 @@ def _title(plain: Plain) -> Title:
         detail.append(f"Triton {software['triton']}")
     if software["driver"]:
         detail.append(f"driver {software['driver']}")
+    if threads := software.get("threads"):
+        detail.append(f"{threads} thread{'s' if threads != 1 else ''}")
     return Title(f"{inputs['model']} on {plain['device']['name']}", ", ".join([*detail, plain["date"]]))
 
 

@@ -261,15 +261,10 @@ def test_allocations_that_do_not_fit_are_not_agreement(monkeypatch: pytest.Monke
 
 
 def test_a_shortened_grid_is_not_complete() -> None:
-    request = run.Request(
-        find_model("llama-3.1-405b"), "vllm", {"max_model_len": 2048}, detect("cpu"), 64 * MIB, quick=True,
-        sections=("attention",),
-    )  # fmt: skip
-    session = run.open_session(request, lambda text: None)
-    session.limits = session.limits._replace(max_bytes=48 * MIB)
+    session = session_of("opt-6.7b", max_model_len=2048)  # 32 KV heads: 16 KiB a token
     from kvplan.probe import attention
 
-    timed = attention.time_format(session, attention.main_shape(session), "bf16")  # type: ignore[arg-type]
+    timed = attention.time_format(session, attention.main_shape(session), "bf16", until=0.0)  # type: ignore[arg-type]
     assert 0 < len(timed) < len(attention.CPU_QUICK)
     assert session.lacks == [f"attention, bf16: {4 - len(timed)} of 4 shapes do not fit into --max-memory"]
 
@@ -278,15 +273,16 @@ def test_no_section_holds_more_than_is_allowed() -> None:
     """In a process of its own, whose largest resident set is read: a head and a layer of this model are 1.4 GiB."""
     code = """
 import resource
-from importlib import import_module
-from kvplan.probe import correctness, prefill, run, sequences, step
+import time
+from kvplan.probe import attention, correctness, prefill, run, sequences, step
 from kvplan.probe.device import detect
 from kvplan.sources import find_model
 import torch.utils.flop_counter
 request = run.Request(find_model("llama-3.1-8b"), "vllm", {}, detect("cpu"), 64 << 20, quick=True)
 session = run.open_session(request, lambda text: None)
+session.limits = session.limits._replace(deadline=time.monotonic() + 8)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-rows = [r for module in (correctness, sequences, step, prefill) for r in module.measure(session)]
+rows = [r for module in (correctness, sequences, attention, step, prefill) for r in module.measure(session)]
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 print(sum("does not fit into --max-memory" in r.note for r in rows))
 """

@@ -114,6 +114,32 @@ def test_operators_agree_with_float64(fmt: str, shape: HeadShape) -> None:
     assert reference.worst_error(out, reference.truth(q, pool, table, lens)) < choose.TOLERANCE
 
 
+@pytest.mark.parametrize("fmt", store.FORMATS)
+@pytest.mark.parametrize("shape", [GQA, LATENT])
+@pytest.mark.parametrize("chunk", [1, 1 << 13, 1 << 15])
+def test_chunks_of_any_size_agree_with_float64(
+    fmt: str, shape: HeadShape, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page at a time, some pages, or some sequences: those that end early read nothing of later chunks."""
+    pool, table, lens, q = problem(shape, fmt, 16)
+    monkeypatch.setattr(reference, "_CHUNK_ELEMENTS", chunk)
+    out = torch.full((3, shape.query_heads, shape.head_dim_v), math.nan, dtype=torch.bfloat16)
+    reference.paged_operators(q, pool, table, lens, out)
+    expected = reference.truth(q, pool, table, lens)
+    assert reference.worst_error(out, expected) < choose.TOLERANCE
+    monkeypatch.setattr(reference, "_TRUTH_ELEMENTS", 1)  # one KV head at a time
+    assert torch.allclose(reference.truth(q, pool, table, lens), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_pages_of_a_large_pool_repeat_and_differ() -> None:
+    pool = store.allocate(GQA, "int8_per_token_head", 40, 16, "cpu", transposed=False)
+    store.fill_random(pool, 1)
+    assert pool.v is not None and pool.k_scale is not None
+    distinct = len({bytes(page.numpy().tobytes()) for page in pool.k})
+    assert 8 <= distinct <= 40
+    assert bool((pool.k_scale > 0).all()) and bool(pool.v.ne(0).flatten(1).any(1).all())
+
+
 def test_the_worst_sequence_counts() -> None:
     """A long sequence with small outputs is wrong by 10 %: a norm over the batch would show 0.1 %."""
     expected = torch.stack([torch.full((4,), 100.0), torch.full((4,), 1.0)])
