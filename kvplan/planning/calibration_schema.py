@@ -1,4 +1,4 @@
-"""The calibration file as pydantic reads it: strict, no unknown keys, every figure above zero."""
+"""The calibration file as pydantic reads it: strict, no unknown keys, every figure above zero but latencies, which may be zero."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Key = Literal["16", "fp8", "int8", "fp4"]
 Bits = Literal["16", "8", "4"]
 
@@ -34,11 +35,19 @@ class FigureFile(_Strict):
         return max(1 - self.low / self.value, self.high / self.value - 1)
 
 
+class LatencyFile(FigureFile):
+    """A figure of seconds; 0 where the line that fits best goes through the origin."""
+
+    value: NotNegative
+    low: NotNegative
+    high: NotNegative
+
+
 class LineFile(_Strict):
     """``seconds = bytes / bytes_per_second + latency_seconds`` over the shapes that were measured."""
 
     bytes_per_second: FigureFile
-    latency_seconds: FigureFile
+    latency_seconds: LatencyFile
     worst_miss: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 

@@ -65,8 +65,10 @@ def _stands(figure: MeasuredFigure) -> bool:
 
 
 def _line_stands(line: MeasuredLine) -> bool:
-    """Whether a fitted line says something: a rate and a latency above zero, and no miss of a whole."""
-    return _stands(line.bytes_per_second) and _stands(line.latency_seconds) and line.worst_miss < 1
+    """Whether a fitted line says something: a rate above zero, a latency of zero or more, and no miss of a whole."""
+    late = line.latency_seconds
+    latency = all(isfinite(x) and x >= 0 for x in (late.value, late.low, late.high))
+    return _stands(line.bytes_per_second) and latency and line.worst_miss < 1
 
 
 def _figure(figure: MeasuredFigure) -> dict[str, Any]:
@@ -99,7 +101,9 @@ def drift_rows(before: Calibration, session: Session, ran: Collection[str]) -> l
         note = f"against {before.date}"
         if new is None:
             note += f": not measured, as {section} was left out" if left_out else ": not measured by this run"
-        tolerance = None if left_out else late if unit == "s" else rates
+        elif not old:
+            note += ": its line goes through the origin, so nothing can be said of a latency"
+        tolerance = None if left_out or (new is not None and not old) else late if unit == "s" else rates
         rows.append(row("drift", name, predicted=old, measured=new, unit=unit, tolerance=tolerance, note=note))
     return rows
 

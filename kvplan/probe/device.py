@@ -114,7 +114,7 @@ def detect(name: str | None = None, *, where: str = _FLAG) -> ProbeDevice:
 
 
 def _parse(name: str | None) -> tuple[Kind | None, int]:
-    if name is None or name == "auto":
+    if name is None or name.lower() == "auto":
         return None, 0
     kind, colon, number = name.lower().partition(":")
     if kind not in KINDS or (colon and not number.isdigit()):

@@ -139,10 +139,8 @@ def measured_line(
         for left in points if len({x for x, _ in points}) > 3
     ]  # fmt: skip
     rates, starts = [rate, *(o[0] for o in others)], [start, *(o[1] for o in others)]
-    if start <= 0:
-        start = min((s for s in starts if s > 0), default=1e-9)
     return MeasuredLine(
         MeasuredFigure(rate, min(rates), max(rates), len(points)),
-        MeasuredFigure(start, min(start, *(s for s in starts if s > 0), start), max(start, *starts), len(points)),
+        MeasuredFigure(start, min(starts), max(starts), len(points)),
         miss,
     )

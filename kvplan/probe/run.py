@@ -157,9 +157,10 @@ def planner_gpu(device: ProbeDevice) -> GpuSpec:
     if device.gpu is not None:
         return replace(device.gpu, torch_total_bytes=device.total_bytes, torch_total_source="this machine")
     rate = device.theoretical_bandwidth
+    vendor = {"cuda": "nvidia", "rocm": "amd"}.get(device.kind, "custom")  # a CPU holds what any GPU would
     return GpuSpec(
-        id=device.kind if device.kind == "cpu" else "this-machine", name=device.name, vendor=device.kind,
-        architecture="unknown", datasheet_gb=device.total_bytes / 1e9, torch_total_bytes=device.total_bytes,
+        id=device.kind if device.kind == "cpu" else "this-machine", name=device.name, vendor=vendor,
+        architecture="unknown", compute_capability=device.compute_capability, datasheet_gb=device.total_bytes / 1e9, torch_total_bytes=device.total_bytes,
         torch_total_source="this machine", bandwidth_bytes_per_second=int(rate) if rate else None,
         confidence="read on this machine",
     )  # fmt: skip

@@ -94,7 +94,7 @@ def find_gpu(text: str) -> GpuSpec:
     Raises:
         UnknownNameError: no such GPU; SpecError: a file that cannot be used; InputError: this machine has none.
     """
-    if text == "auto":
+    if text.lower() == "auto":
         from kvplan.probe.auto import this_gpu
 
         return this_gpu()

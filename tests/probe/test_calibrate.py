@@ -65,13 +65,16 @@ def test_nothing_measured_is_no_calibration() -> None:
     assert calibration_data(session_with(read_bytes_per_second=None)) is None
 
 
-def test_a_line_without_a_latency_is_left_out() -> None:
-    """The schema wants figures above zero; a fit through the origin has none."""
+def test_a_line_through_the_origin_keeps_its_rate_and_invents_no_latency() -> None:
     flat = MeasuredLine(MeasuredFigure.of([4e12]), MeasuredFigure.of([0.0]), 0.04)
     data = calibration_data(session_with(attention={"16": flat}))
     assert data is not None
-    assert "attention" not in data
-    from_data(data)
+    found = from_data(json.loads(json.dumps(data)))
+    assert (found.attention["16"].bytes_per_second, found.attention["16"].seconds) == (4e12, 0.0)
+    rows = {r.name: r for r in drift_rows(found, session_with(scale=0.7), ALL)}
+    assert rows["attention, 16: latency"].passed is None
+    assert "through the origin" in rows["attention, 16: latency"].note
+    assert rows["attention, 16: rate"].passed is False  # 3.1 against 4.0 TB/s
 
 
 def test_the_same_machine_does_not_drift_and_a_slower_one_does() -> None:
@@ -110,7 +113,7 @@ def test_what_the_file_has_and_this_run_lacks_is_off_unless_its_section_was_left
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 0.0])
 def test_figures_that_are_no_numbers_stay_out_of_the_file(wrong: float) -> None:
-    line = MeasuredLine(MeasuredFigure.of([4e12]), MeasuredFigure.of([wrong]), 0.04)
+    line = MeasuredLine(MeasuredFigure.of([wrong]), MeasuredFigure.of([7e-6]), 0.04)
     data = calibration_data(
         session_with(attention={"16": line}, matmul_flops={"16": MeasuredFigure.of([wrong])}, linear={"16": line})
     )

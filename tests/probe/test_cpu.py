@@ -191,6 +191,15 @@ def test_experts_are_not_run_as_one_dense_ffn() -> None:
     assert "dense FFNs" in row.note
 
 
+def test_sparse_attention_is_held_on_a_cpu_too() -> None:
+    """Backends of engines are no matter of the machine that counts the bytes."""
+    layout = session_of("deepseek-v3.2").layout
+    assert {s.name for layer in layout.layers for s in layer.streams} >= {"latent", "index"}
+    device = replace(detect("cpu"), kind="cuda", name="NVIDIA Unheard-of", compute_capability="10.0")
+    gpu = run.planner_gpu(device)
+    assert (gpu.vendor, gpu.compute_capability) == ("nvidia", "10.0")
+
+
 def test_limits_of_memory() -> None:
     device = detect("cpu")
     assert run.allowed_bytes(device, None) <= run.CPU_BYTES

@@ -108,6 +108,15 @@ def test_bounds_hold_the_value_and_say_what_one_point_does() -> None:
     assert found.latency_seconds.samples == 5
 
 
+def test_no_latency_is_invented() -> None:
+    """Times that bend downwards: the best line goes through the origin, whatever the others leave."""
+    points = [(1e7, 0.9e-5), (2e7, 2e-5), (4e7, 4.2e-5), (8e7, 8.8e-5)]
+    found = measured_line(points)
+    assert found is not None
+    assert (found.latency_seconds.value, found.latency_seconds.low) == (0.0, 0.0)
+    assert found.worst_miss < 0.12
+
+
 def test_lines_are_shown_in_the_unit_of_their_rate() -> None:
     assert shown(4.562e12, 7e-6) == "bytes / 4.562 TB/s + 7.0 us"
     assert shown(13e9, 1.5e-3) == "bytes / 13 GB/s + 1500.0 us"

@@ -134,10 +134,12 @@ def test_chunks_of_any_size_agree_with_float64(
 def test_pages_of_a_large_pool_repeat_and_differ() -> None:
     pool = store.allocate(GQA, "int8_per_token_head", 40, 16, "cpu", transposed=False)
     store.fill_random(pool, 1)
-    assert pool.v is not None and pool.k_scale is not None
+    assert pool.v is not None
+    assert pool.k_scale is not None
     distinct = len({bytes(page.numpy().tobytes()) for page in pool.k})
     assert 8 <= distinct <= 40
-    assert bool((pool.k_scale > 0).all()) and bool(pool.v.ne(0).flatten(1).any(1).all())
+    assert bool((pool.k_scale > 0).all())
+    assert bool(pool.v.ne(0).flatten(1).any(1).all())
 
 
 def test_the_worst_sequence_counts() -> None:

@@ -40,7 +40,7 @@ def test_a_driver_that_does_not_tell_reserved_bytes(fake_nvml: Any) -> None:
 
 def test_auto_takes_the_catalogs_entry_with_the_cards_bytes(fake_nvml: Any) -> None:
     fake_nvml({**H200, "reserved": 700_000_000})
-    found = find_gpu("auto")
+    found = find_gpu("AUTO")
     known = load_gpu("h200-sxm")
     assert found.id == "h200-sxm"
     assert found.bf16_flops == known.bf16_flops
