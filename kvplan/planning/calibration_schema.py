@@ -1,4 +1,4 @@
-"""The calibration file as pydantic reads it: strict, no unknown keys, every figure above zero but latencies, which may be zero."""
+"""The calibration file as pydantic reads it: strict, no unknown keys, every figure above zero (latencies: or zero)."""
 
 from __future__ import annotations
 

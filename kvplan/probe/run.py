@@ -160,7 +160,8 @@ def planner_gpu(device: ProbeDevice) -> GpuSpec:
     vendor = {"cuda": "nvidia", "rocm": "amd"}.get(device.kind, "custom")  # a CPU holds what any GPU would
     return GpuSpec(
         id=device.kind if device.kind == "cpu" else "this-machine", name=device.name, vendor=vendor,
-        architecture="unknown", compute_capability=device.compute_capability, datasheet_gb=device.total_bytes / 1e9, torch_total_bytes=device.total_bytes,
+        architecture="unknown", compute_capability=device.compute_capability,
+        datasheet_gb=device.total_bytes / 1e9, torch_total_bytes=device.total_bytes,
         torch_total_source="this machine", bandwidth_bytes_per_second=int(rate) if rate else None,
         confidence="read on this machine",
     )  # fmt: skip

@@ -16,6 +16,8 @@ def speed_part(plan: Plain) -> KeyValues:
     rows = _decode(plan["decode"], plan["inputs"]["data_parallel_size"] > 1) if plan["decode"] else []
     if plan["prefill"]:
         rows.append(_prefill(plan["prefill"]))
+    if rows and plan["inputs"].get("calibration"):
+        rows.append(("rates", "measured", plan["inputs"]["calibration"]))
     return KeyValues(rows, title=TITLE)
 
 

@@ -23,6 +23,22 @@ def test_a_plan_with_measured_rates_says_so(run: Run, tmp_path: Path) -> None:
     assert done.status == 0
     assert plain["inputs"]["calibration"].startswith("calibration of NVIDIA H200, 2026-11-30")
     assert plain["decode"]["source"].startswith(plain["inputs"]["calibration"])
+    text = run(*PLAN, "--gpu", "h200-sxm", "--calibration", documented(tmp_path), "--format", "text").out
+    assert plain["inputs"]["calibration"] in text
+    assert "calibration of" not in run(*PLAN, "--gpu", "h200-sxm", "--format", "text").out
+
+
+def test_a_card_that_only_the_user_knows_takes_the_measured_bandwidth(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    data = json.loads(Path(documented(tmp_path)).read_text(encoding="utf-8"))
+    data["device"] = {"name": "Some Card"}
+    del data["attention"]
+    path.write_text(json.dumps(data), encoding="utf-8")
+    done = run(*PLAN, "--gpu-memory", "141GB", "--engine", "generic", "--calibration", str(path), "--json")
+    assert "no speed is given" not in done.err
+    decode = json.loads(done.out)["decode"]
+    read = (decode["weight_bytes"] + decode["kv_bytes"]) / data["read_bytes_per_second"]["value"]
+    assert 0.9 < decode["parts"]["memory"] / read < 1.1
 
 
 def test_other_calibrations_are_refused(run: Run, tmp_path: Path) -> None:

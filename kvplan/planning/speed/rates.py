@@ -109,7 +109,7 @@ class _Device(NamedTuple):
 
 
 def _device(gpu: GpuSpec, key: str, bits: str, calibration: Calibration | None) -> _Device:
-    bandwidth = gpu.bandwidth_bytes_per_second or 0
+    bandwidth = gpu.bandwidth_bytes_per_second or _measured_bandwidth(key, calibration)
     found, wide = dense_flops(gpu, key), dense_flops(gpu, "16")
     device = _Device(
         read=stated.READ_SHARE * bandwidth, attention=stated.ATTENTION_SHARE[bits] * bandwidth,
@@ -131,6 +131,14 @@ def _device(gpu: GpuSpec, key: str, bits: str, calibration: Calibration | None) 
     return device._replace(
         matmul=calibration.matmul_flops(key) or device.matmul, wide=calibration.matmul_flops("16") or device.wide
     )
+
+
+def _measured_bandwidth(key: str, calibration: Calibration | None) -> float:
+    """The bandwidth of a device that nobody states, from what was measured; 0: nothing was."""
+    if calibration is None:
+        return 0.0
+    line = calibration.linear_line(key)
+    return (calibration.read_bandwidth or (line.bytes_per_second if line else 0.0)) / stated.READ_SHARE
 
 
 def rates(
