@@ -5,6 +5,7 @@ With ``--check`` nothing is written, and the exit status is 1 where the page is 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from written import keep
 from kvplan.cli.app import EXAMPLES, VERBS, app, place
 
 TARGET = ROOT / "docs" / "cli.md"
+HOW_TO = re.compile(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", re.MULTILINE)
+"""A row of the start page's table: a verb, and the pages that show how it is used."""
 
 INTRO = """# Commands
 
@@ -68,10 +71,12 @@ def cell(text: str) -> str:
 
 def page() -> str:
     lines = [INTRO]
+    pages = dict(HOW_TO.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
     for name, command, context in commands():
         usage = " ".join(command.collect_usage_pieces(context))
         text = " ".join((command.help or "").split("\f")[0].split())
-        lines += [f"\n## kvplan {name}\n", f"{text}\n", f"```\nkvplan {name} {usage}\n```\n"]
+        how = [f"How it is used: {pages[name]}.\n"] if name in pages else []
+        lines += [f"\n## kvplan {name}\n", f"{text}\n", *how, f"```\nkvplan {name} {usage}\n```\n"]
         examples = [(line, what) for line, what in EXAMPLES if line == name or line.startswith(f"{name} ")]
         if examples:
             lines += [*(f"- `kvplan {line}`: {what}" for line, what in examples), ""]
