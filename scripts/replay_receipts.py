@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from kvplan.catalog import load_gpu, load_model
 from kvplan.engines import get_engine
 from kvplan.planning.calibration import from_data
-from kvplan.planning.evaluate import evaluate
-from kvplan.planning.evaluate import fit_length
+from kvplan.planning.evaluate import evaluate, fit_length
 from kvplan.planning.settings import FIT, resolve
 from kvplan.planning.speed import decode
 from kvplan.planning.speed.figures import Setup, setup
