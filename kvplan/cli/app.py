@@ -148,6 +148,10 @@ class _Flags:
                 return UnknownNameError(
                     "option", name, [], more=f"did you mean {name[:size]} {printable(name[size:])}?"
                 )
+        from kvplan.cli.other_words import flag_for
+
+        if (meant := flag_for(name, known)) is not None:
+            return UnknownNameError("option", name, [], more=f"it is called {meant} here; {self._help()}")
         return UnknownNameError("option", name, known, more=self._help())
 
 

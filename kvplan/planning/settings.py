@@ -105,18 +105,37 @@ def resolve(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, given: dict[s
     return settings, _check_layout(model, settings) + _check_workload(settings, gpu is None)
 
 
+_COUNTERPARTS = {
+    "max_model_len": ("ctx_size", "num_ctx", "max_kv_size", "max_cache_len"),
+    "max_num_seqs": ("parallel", "num_parallel", "max_running_requests"),
+    "kv_cache_dtype": ("cache_type_k", "cache_type_v", "kv_bits"),
+    "gpu_memory_utilization": ("mem_fraction_static", "free_gpu_memory_fraction"),
+    "block_size": ("page_size", "tokens_per_block"),
+    "max_num_batched_tokens": ("chunked_prefill_size", "batch_size", "num_batch"),
+}
+"""Setting -> what comes nearest to it in other engines; an error message reads this, nothing else."""
+
+
 def _check_names(engine: Engine, given: dict[str, Any]) -> None:
     known = COMMON | engine.settings
     for name in given:
-        if name in known:
-            continue
-        if nearest(name, sorted(known)) and name not in Settings.__dataclass_fields__:
-            raise UnknownNameError("setting", name, sorted(known), where=f"--engine {engine.name}")
-        raise InputError(
-            f"{engine.name} has no such setting",
-            where=flag_name(name),
-            hint="leave it out, or choose another --engine",
-        )
+        if name not in known:
+            raise _unknown(engine, name, known)
+
+
+def _unknown(engine: Engine, name: str, known: frozenset[str]) -> InputError | UnknownNameError:
+    """The error for a setting that an engine does not have: which engines do, and what this one calls it."""
+    from kvplan.engines import ENGINES, get_engine
+
+    having = list(dict.fromkeys(e.name for e in map(get_engine, ENGINES) if name in e.settings))
+    if not having and name not in Settings.__dataclass_fields__ and nearest(name, sorted(known)):
+        return UnknownNameError("setting", name, sorted(known), where=f"--engine {engine.name}")
+    own = [setting for setting, others in _COUNTERPARTS.items() if name in others and setting in known]
+    back = [other for other in _COUNTERPARTS.get(name, ()) if other in known]
+    hints = [f"type {flag_name(found)} instead" for found in (own + back)[:1]]
+    hints.append(f"add --engine {having[0]}" if having else "leave it out")
+    owners = f" ({', '.join(having)} ha{'s' if len(having) == 1 else 've'})" if having else ""
+    return InputError(f"{engine.name} has no such setting{owners}", where=flag_name(name), hint=", or ".join(hints))
 
 
 def _check_range(name: str, value: Any) -> None:
