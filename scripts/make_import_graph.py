@@ -22,7 +22,7 @@ START, END = "<!-- imports: written by scripts/make_import_graph.py -->", "<!-- 
 
 def rooms() -> dict[str, set[str]]:
     """Room (a folder or a module of kvplan's own) -> the rooms it imports, wherever the import stands."""
-    graph = grimp.build_graph("kvplan")
+    graph = grimp.build_graph("kvplan", cache_dir=None)  # a cache of another graph's run may be out of date
     found: dict[str, set[str]] = defaultdict(set)
     for module in graph.modules:
         here = room(module)

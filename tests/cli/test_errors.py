@@ -180,6 +180,20 @@ class TestFile:
         assert target.read_text() == "old"
         assert os.listdir(tmp_path) == ["plan.json"]
 
+    def test_an_interrupt_right_after_the_file_is_in_place_stays_an_interrupt(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put = os.replace
+
+        def interrupted(new: str, target: str) -> None:
+            put(new, target)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(os, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            output.write_file(str(tmp_path / "grid.csv"), "whole\n")
+        assert [p.name for p in tmp_path.iterdir()] == ["grid.csv"]
+
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
     def test_a_process_that_is_ended_leaves_the_old_file_alone(self, tmp_path: Path, number: signal.Signals) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:

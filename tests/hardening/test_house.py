@@ -15,8 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CODE = ("kvplan", "scripts", "benchmarks", "tests", ".ci")
-MOST_LINES = {"tests": 600}
-"""Of a file, 400 where nothing is said: a table of cases is long and yet one thing."""
+MOST_LINES = 400
+"""Of a file that nobody generates."""
 MOST_LINES_OF_A_FUNCTION = 70
 GENERATED = "ritten by scripts/"
 LOOKED_UP = {("sources", "probe")}
@@ -29,8 +29,8 @@ RINGS = (
 
 @cache
 def graph() -> grimp.ImportGraph:
-    """Who imports whom at run time."""
-    return grimp.build_graph("kvplan", exclude_type_checking_imports=True)
+    """Who imports whom at run time; read anew, as grimp's cache mixes up graphs with and without such imports."""
+    return grimp.build_graph("kvplan", exclude_type_checking_imports=True, cache_dir=None)
 
 
 def rings(arrows: dict[str, set[str]]) -> list[tuple[str, ...]]:
@@ -104,7 +104,7 @@ def test_no_file_is_long() -> None:
     found = []
     for path in files(*CODE):
         lines = path.read_text(encoding="utf-8").splitlines()
-        if len(lines) > MOST_LINES.get(path.relative_to(ROOT).parts[0], 400) and GENERATED not in "\n".join(lines[:5]):
+        if len(lines) > MOST_LINES and GENERATED not in "\n".join(lines[:5]):
             found.append(f"{path.relative_to(ROOT)}: {len(lines)} lines")
     assert found == []
 

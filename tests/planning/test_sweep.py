@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -14,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan import load_gpu, load_model
-from kvplan.cli import output
-from kvplan.cli.flags import PLAN
 from kvplan.cli.sweep import SweepVerb
 from kvplan.engines import get_engine
 from kvplan.engines.base import Engine, Settings
@@ -275,69 +272,6 @@ def test_a_name_that_nobody_knows_ends_the_sweep() -> None:
         cells(base, [Axis("concurrency", [1])], ["verdict.fits"])
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("max-model-len=1K..8K*2", [1024, 2048, 4096, 8192]),
-        ("max_model_len=1000..10k*1.5", [1000, 1500, 2250, 3375, 5062, 7593]),
-        ("concurrency=1..5", [1, 2, 3, 4, 5]),
-        ("concurrency=1..10:4", [1, 5, 9]),
-        ("concurrency=1,1..3,2", [1, 2, 3]),
-        ("tp=1,2", [1, 2]),
-        ("--max-model-len=-1,8K", [-1, 8192]),
-        ("gpu-memory-utilization=0.5..0.9:0.1", [0.5, 0.6, 0.7, 0.8, 0.9]),
-        ("gpu-memory=16GiB..32GiB:8GiB", [16 * 2**30, 24 * 2**30, 32 * 2**30]),
-        ("enforce-eager=true,false", [True, None]),
-        ("no-enable-prefix-caching=on,off", [False, None]),
-        ("kv-cache-dtype=default;q8_0,q4_0", [None, "q8_0,q4_0"]),
-        ("attention=own,mqa", ["own", "mqa"]),
-        ("model=a,b", ["a", "b"]),
-    ],
-)  # fmt: skip
-def test_values_are_read_by_the_rules_of_their_flag(text: str, values: list[Any]) -> None:
-    (axis,) = read_axes([text], PLAN, {})
-    assert list(axis.values) == values
-
-
-def test_short_names_and_settings_are_the_same_axis() -> None:
-    for name in ("tp", "tensor-parallel-size", "tensor_parallel_size"):
-        assert read_axes([f"{name}=2"], PLAN, {})[0].setting == "tensor_parallel_size"
-    assert read_axes(["ctk=f16"], PLAN, {})[0].setting == read_axes(["cache-type-k=f16"], PLAN, {})[0].setting
-
-
-@pytest.mark.parametrize(
-    ("texts", "given_", "message", "hint"),
-    [
-        (["concurency=1"], {}, "unknown flag to vary 'concurency'", "concurrency"),
-        (["assume=x"], {}, "unknown flag to vary", ""),
-        (["concurrency"], {}, "has no values", "concurrency=1,8,64"),
-        (["concurrency="], {}, "an empty value", "=V1,V2"),
-        (["concurrency=1,,2"], {}, "an empty value", ""),
-        (["concurrency=0"], {}, "0 is too small", "at least 1"),
-        (["concurrency=x"], {}, "'x' is not a whole number", ""),
-        (["concurrency=9..1"], {}, "runs backwards", "1..9"),
-        (["concurrency=1..9:0"], {}, "0 is too small", ""),
-        (["concurrency=1..9*1"], {}, "is no factor", "*2"),
-        (["max-model-len=-1..9"], {}, "cannot start at -1", ""),
-        (["output-tokens=0..9*2"], {}, "cannot start at 0", ""),
-        (["gpu-memory-utilization=0.1..0.9"], {}, "needs its step", ":0.05"),
-        (["enforce-eager=maybe"], {}, "neither true nor false", ""),
-        (["attention=gqa8"], {}, "unknown attention", "own"),
-        (["tp=1", "tensor-parallel-size=2"], {}, "varied twice", "one list"),
-        (["tp=1"], {"tensor_parallel_size": 2}, "fixed by --tensor-parallel-size too", "leave out"),
-        (["concurrency=1..1000000000000"], {}, "1,000,000,000,000 values", "at most"),
-        (["concurrency=1..1M", "prompt-tokens=1..1M"], {}, "'1M' is not a whole number", ""),
-        (["concurrency=1..1000000", "prompt-tokens=1..1m"], {}, "1,000,000,000,000 points", "at most"),
-    ],
-)
-def test_grids_that_make_no_sense(texts: list[str], given_: dict[str, Any], message: str, hint: str) -> None:
-    with pytest.raises((InputError, UnknownNameError)) as caught:
-        read_axes(texts, PLAN, given_)
-    assert message in caught.value.message
-    assert hint in (caught.value.hint or "")
-    assert str(caught.value).startswith("--vary")
-
-
 def test_figures_by_name_part_and_group() -> None:
     assert figure_names(["capacity.num_blocks"]) == ["capacity.num_blocks"]
     assert figure_names(["fits", "num-blocks"]) == ["verdict.fits", "capacity.num_blocks"]
@@ -375,21 +309,6 @@ def test_requests_over_the_limit_do_not_fit_in_any_cell() -> None:
         assert cell["kv.bytes_per_request"] == (cell["prompt_tokens"] + output) * 131_072
 
 
-def test_an_interrupt_right_after_the_file_is_in_place_stays_an_interrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put = os.replace
-
-    def interrupted(new: str, target: str) -> None:
-        put(new, target)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        output.write_file(str(tmp_path / "grid.csv"), "whole\n")
-    assert [p.name for p in tmp_path.iterdir()] == ["grid.csv"]
-
-
 def test_a_cell_under_traffic_is_the_plan_under_traffic() -> None:
     fixed = {"max_model_len": 8192, "ttft": 0.3, "price": ((None, 2.0),), "output_cv": 1.0}
     base = Base(model("llama-3.1-8b"), gpu(SMALL), "vllm", fixed)
@@ -417,15 +336,3 @@ def test_prices_are_varied_in_dollars_of_the_gpu_or_of_one_by_name() -> None:
     for text in ("price=0", "price=-1", "price=x", "price=1..3", "price=3..1:1", "price=0..2:1"):
         with pytest.raises(InputError):
             read_axes([text], SweepVerb.flags, {})
-
-
-def test_amounts_are_varied_by_steps_and_factors() -> None:
-    def values(text: str) -> list[Any]:
-        return list(read_axes([text], SweepVerb.flags, {})[0].values)
-
-    assert values("request-rate=0.5..2:0.5") == [0.5, 1.0, 1.5, 2.0]
-    assert values("request-rate=1..8*2") == [1.0, 2.0, 4.0, 8.0]
-    assert values("ttft=300ms,1s") == [0.3, 1.0]
-    for text in ("tpot=0.1..0.3", "request-rate=1..8*1", "request-rate=0.001..1000000:0.0001"):
-        with pytest.raises(InputError):
-            values(text)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # `published`: test folders are no packages
 
 Tensor = tuple[str, str, tuple[int, ...]]
 """Name, dtype, shape."""

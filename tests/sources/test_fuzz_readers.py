@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from published import FACTS
 
 from kvplan.errors import SpecError
 from kvplan.sources import find_model
@@ -25,8 +26,7 @@ from kvplan.sources.hf_files import read_config_file
 from kvplan.sources.strict_json import decode, parse
 from kvplan.spec.model import ModelSpec
 
-DATA = Path(__file__).parents[1] / "data" / "models.jsonl"
-CONFIGS: list[dict[str, Any]] = [json.loads(line)["config"] for line in DATA.read_text(encoding="utf-8").splitlines()]
+CONFIGS: list[dict[str, Any]] = [fact["config"] for fact in FACTS.values()]
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 3), st.integers(-(2**80), 2**80), st.floats(), st.text(max_size=6),
     st.sampled_from(["full_attention", "M*-E", "auto", "llama", "\x1b[31m", "\ud800"]), st.lists(st.integers(-1, 9),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from published import FACTS
 
 from kvplan import load_model, plan
 from kvplan.errors import SpecError, UnknownNameError
@@ -16,9 +17,6 @@ from kvplan.sources.importing import spec_file
 from kvplan.spec.model import ModelSpec
 
 DATA = Path(__file__).parents[1] / "data"
-FACTS: list[dict[str, Any]] = [
-    json.loads(line) for line in (DATA / "models.jsonl").read_text(encoding="utf-8").splitlines()
-]
 CASES = sorted((DATA / "cases" / "vllm_configs").glob("*.json"))
 Folder = Callable[..., Path]
 
@@ -31,7 +29,7 @@ def mixers(model: ModelSpec) -> list[list[Any]]:
 # ---- right values ----
 
 
-@pytest.mark.parametrize("fact", FACTS, ids=[fact["id"] for fact in FACTS])
+@pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
 def test_a_configuration_gives_the_spec_of_the_catalog(fact: dict[str, Any], tmp_path: Path) -> None:
     """Kinds, counts and bytes; the language model's parameters, but for one file that leaves out its sliding heads."""
     path = tmp_path / f"{fact['id']}.json"
@@ -201,7 +199,7 @@ def test_an_imported_spec_reads_back_and_says_what_it_rests_on(llama_folder: Fol
     assert plan(str(path), gpu="h100-sxm").to_dict()["memory"] == plan(str(folder), gpu="h100-sxm").to_dict()["memory"]
 
 
-@pytest.mark.parametrize("fact", FACTS[::17], ids=[fact["id"] for fact in FACTS[::17]])
+@pytest.mark.parametrize("fact", [*FACTS.values()][::17], ids=[*FACTS][::17])
 def test_configurations_import_to_specs_without_errors(fact: dict[str, Any], tmp_path: Path) -> None:
     from kvplan.sources.yaml_file import lint_model_file
 

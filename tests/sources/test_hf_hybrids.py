@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
+from published import FACTS
 
 from kvplan.errors import SpecError
 from kvplan.sources.hf.hybrids import HYBRIDS
@@ -17,10 +16,6 @@ from kvplan.sources.hf.known import TIED
 from kvplan.sources.hf.read import read_config
 from kvplan.spec.model import ModelSpec
 
-DATA = Path(__file__).parents[1] / "data" / "models.jsonl"
-FACTS: dict[str, dict[str, Any]] = {
-    fact["id"]: fact for fact in map(json.loads, DATA.read_text(encoding="utf-8").splitlines())
-}
 RECURRENT = {"linear", "mamba", "conv", "rglru"}
 MINE = [i for i, f in FACTS.items() if f["config"]["model_type"] in HYBRIDS]
 

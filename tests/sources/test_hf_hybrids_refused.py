@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published import FACTS
 
 from kvplan.errors import KvplanError, SpecError
 from kvplan.sources.hf.hybrids import HYBRIDS
 from kvplan.sources.hf.keys import Config, Layers
 
-DATA = Path(__file__).parents[1] / "data" / "models.jsonl"
-CONFIGS: dict[str, dict[str, Any]] = {
-    fact["id"]: fact["config"] for fact in map(json.loads, DATA.read_text(encoding="utf-8").splitlines())
-}
-MINE = [name for name, data in CONFIGS.items() if data["model_type"] in HYBRIDS]
+MINE = [name for name, fact in FACTS.items() if fact["config"]["model_type"] in HYBRIDS]
 
 
 def config(name: str) -> dict[str, Any]:
     """A copy of a published configuration: the level that holds the layers."""
-    whole = copy.deepcopy(CONFIGS[name])
+    whole = copy.deepcopy(FACTS[name]["config"])
     text: dict[str, Any] = whole.get("text_config", whole)
     return text
 

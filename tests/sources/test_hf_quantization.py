@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from published import FACTS
 
 from kvplan import load_model, plan
 from kvplan.errors import SpecError
@@ -18,10 +19,6 @@ from kvplan.sources.hf.read import read_config
 from kvplan.spec.formats import get_format
 from kvplan.spec.model import ModelSpec
 
-FACTS = {
-    fact["id"]: fact["config"]
-    for fact in map(json.loads, (Path(__file__).parents[1] / "data" / "models.jsonl").read_text().splitlines())
-}
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 1024,
     "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 8192, "torch_dtype": "float16",
@@ -219,7 +216,7 @@ def test_a_mean_between_two_quarters_is_rounded_up_and_said() -> None:
 
 def test_nvfp4_experts_beside_an_fp8_rest() -> None:
     """DeepSeek-V4-Flash-NVFP4: ``ignore`` is what modelopt left to fp8, not what is stored in 16 bits."""
-    own = FACTS["deepseek-v4-flash"]
+    own = FACTS["deepseek-v4-flash"]["config"]
     layers = {f"layers.{i}.ffn.experts": {"quant_algo": "NVFP4", "group_size": 16} for i in range(43)}
     said = {
         "quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4", "quantized_layers": layers,
@@ -239,14 +236,14 @@ def test_nvfp4_experts_beside_an_fp8_rest() -> None:
 def test_experts_of_deepseek_v4_are_four_bits_unless_the_file_says_otherwise(
     said: str | None, stored: str | None
 ) -> None:
-    model = read_config({**FACTS["deepseek-v4-flash"], "expert_dtype": said})
+    model = read_config({**FACTS["deepseek-v4-flash"]["config"], "expert_dtype": said})
     assert model.checkpoint is not None
     assert model.checkpoint.overrides.get("routed_experts") == stored
 
 
 def test_a_pattern_per_layer_is_judged_in_every_layer() -> None:
     """Patterns as modelopt writes them: the attention of every layer, and the gates of two dense ones."""
-    config = {**FACTS["deepseek-v3"], "quantization_config": None}
+    config = {**FACTS["deepseek-v3"]["config"], "quantization_config": None}
     layers = config["num_hidden_layers"]
     left = [f"model.layers.{i}.self_attn*" for i in range(layers)] + [f"model.layers.{i}.mlp.gate*" for i in (0, 1)]
     said = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": left}
@@ -259,7 +256,7 @@ def test_a_pattern_per_layer_is_judged_in_every_layer() -> None:
 
 def test_experts_beside_a_dense_ffn_are_not_part_of_it() -> None:
     """Gemma-4-26B: ``mlp`` is the dense FFN of a layer whose experts stand beside it."""
-    config = FACTS["gemma-4-26b-a4b"]
+    config = FACTS["gemma-4-26b-a4b"]["config"]
     left = [f"model.language_model.layers.{i}.{part}*" for i in range(30) for part in ("mlp", "router", "self_attn")]
     said = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": left}
     model = read_config({**config, "quantization_config": said})
@@ -269,17 +266,17 @@ def test_experts_beside_a_dense_ffn_are_not_part_of_it() -> None:
 
 def test_fuller_files_of_known_models() -> None:
     """Keys that some copies of a file have and others have not."""
-    glm, mimo = FACTS["glm-5"], FACTS["mimo-v2-flash"]
+    glm, mimo = FACTS["glm-5"]["config"], FACTS["mimo-v2-flash"]["config"]
     assert read_config({**glm, "indexer_rope_interleave": True}).blocks == read_config(glm).blocks
     again = {**mimo, "sliding_window_size": mimo["sliding_window"]}
     assert read_config(again).blocks == read_config(mimo).blocks
     assert read_config({k: v for k, v in again.items() if k != "sliding_window"}).blocks == read_config(mimo).blocks
     with pytest.raises(SpecError, match="sliding_window is 128 and sliding_window_size 64"):
         read_config({**mimo, "sliding_window_size": 64})
-    flash = FACTS["deepseek-v4-flash"]
+    flash = FACTS["deepseek-v4-flash"]["config"]
     named = read_config({**flash, "model_type": "deepseek_ref", "architectures": ["DeepseekV4ForCausalLM"]})
     assert (named.blocks, named.family) == (read_config(flash).blocks, "deepseek_v4")
-    inner = {k: v for k, v in FACTS["minimax-m3"].items() if k not in ("model_type", "architectures")}
+    inner = {k: v for k, v in FACTS["minimax-m3"]["config"].items() if k not in ("model_type", "architectures")}
     nested = {
         "model_type": "minimax_m3_vl", "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
         "text_config": {**inner, "architectures": ["MiniMaxM3SparseForCausalLM"]},
