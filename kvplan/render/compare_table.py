@@ -23,7 +23,7 @@ _LAST = ("kv.bytes_per_request_per_gpu", "decode.tokens_per_second_per_request",
 
 
 def bar(value: float | None, most: float, unicode: bool) -> str:
-    """A bar of up to `cells` characters; anything above zero is seen."""
+    """A bar of up to `_CELLS` characters; anything above zero is seen."""
     if not value or most <= 0:
         return ""
     if not unicode:

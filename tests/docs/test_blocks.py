@@ -114,6 +114,12 @@ def whole(text: str, words: Sequence[str]) -> bool:
     )
 
 
+def test_there_are_pages_and_blocks_of_every_language() -> None:
+    """Else what follows holds of nothing."""
+    assert {"README.md", "docs/architecture.md"} <= {name_of(page) for page in PAGES}
+    assert {block.language for page in PAGES for block in doc_blocks.blocks(page)} == LANGUAGES
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_say_what_they_are(page: Path) -> None:
     for block in doc_blocks.blocks(page):

@@ -57,8 +57,8 @@ def test_available_bytes_of_vllm(name: str, said: dict[str, Any], gib: float) ->
     assert abs(found.figure.difference) < gib * GIB
 
 
-@pytest.mark.parametrize(("name", "said", "gib"), BUDGETS)
-def test_what_is_printed_adds_up(name: str, said: dict[str, Any], gib: float) -> None:
+@pytest.mark.parametrize(("name", "said"), [(name, said) for name, said, _ in BUDGETS])
+def test_what_is_printed_adds_up(name: str, said: dict[str, Any]) -> None:
     """Budget less terms is the cache, as printed; so the differences of the terms add up to that of the cache."""
     rows = held_against(name, **said).rows
     cache = next(row for row in rows if row.kind == "cache")

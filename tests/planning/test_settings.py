@@ -32,7 +32,9 @@ def test_counts_are_whole_and_sane(name: str, value: object) -> None:
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.01, 92])
 def test_a_share_is_between_0_and_1(share: float) -> None:
-    assert isinstance(refusal(gpu_memory_utilization=share), InputError)
+    error = refusal(gpu_memory_utilization=share)
+    assert isinstance(error, InputError)
+    assert f"{share} is not a share of the memory" in str(error)
 
 
 def test_tensor_parallelism_must_divide_the_query_heads() -> None:
@@ -53,6 +55,7 @@ def test_context_parallelism_divides_tensor_parallelism() -> None:
 def test_context_parallelism_needs_copies_of_a_head() -> None:
     error = refusal(tensor_parallel_size=8, decode_context_parallel_size=2)
     assert isinstance(error, UnsupportedError)
+    assert "needs 2 copies of each KV head" in str(error)
 
 
 def test_too_few_gpus_is_an_error_and_too_many_a_warning() -> None:

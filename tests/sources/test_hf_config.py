@@ -141,13 +141,14 @@ def test_draft_layers_may_follow_in_layer_types() -> None:
 
 
 def test_layers_that_share_a_cache_name_a_block_before_them() -> None:
-    for model in ("gemma-3n-e4b", "gemma-4-e2b"):
+    for model, count in (("gemma-3n-e4b", 15), ("gemma-4-e2b", 20)):  # num_kv_shared_layers
         spec = read_config(config(model))
-        for position, name in enumerate(spec.layers):
-            mixer = spec.blocks[name].mixers[0]
-            if mixer.kind == "shared":
-                assert getattr(mixer, "source") in spec.layers[:position]  # noqa: B009
-                assert mixer.streams() == ()
+        mixers = [spec.blocks[name].mixers[0] for name in spec.layers]
+        shared = [(position, mixer) for position, mixer in enumerate(mixers) if mixer.kind == "shared"]
+        assert len(shared) == count
+        for position, mixer in shared:
+            assert getattr(mixer, "source") in spec.layers[:position]  # noqa: B009
+            assert mixer.streams() == ()
 
 
 def test_sharing_everything_is_refused() -> None:
