@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHILD = """
 import json, resource, sys, time
 from kvplan.deployment import find_deployment
-from kvplan.simulate.policy import prepare
+from kvplan.simulate.site import prepare
 from kvplan.simulate.results import figures
 from kvplan.simulate.run import Options, simulate
 from kvplan.simulate.taking import take_trace

@@ -131,10 +131,10 @@ def _one(
     from kvplan.engines.vllm.engine import NULL_BLOCKS
     from kvplan.planning.plan import to_plain
     from kvplan.simulate import run as running
-    from kvplan.simulate.policy import plain as one_pool
-    from kvplan.simulate.policy import prepare
     from kvplan.simulate.results import figures
     from kvplan.simulate.search import read_target, smallest_pool
+    from kvplan.simulate.site import plain as one_pool
+    from kvplan.simulate.site import prepare
     from kvplan.simulate.taking import take_trace
 
     model, given, path, traced, options = wanted

@@ -9,11 +9,11 @@ from kvplan.errors import InputError, UnknownNameError
 from kvplan.simulate.allocators.contiguous import RESERVATIONS, ContiguousMemory
 from kvplan.simulate.allocators.paged import PagedMemory
 from kvplan.simulate.allocators.shape import spans_of
-from kvplan.simulate.policy import Site, plain
 from kvplan.simulate.recorder import Rows
 from kvplan.simulate.request import Request
 from kvplan.simulate.routing import POLICIES, Router
 from kvplan.simulate.scheduler import Limits, Replica
+from kvplan.simulate.site import Site, plain
 from kvplan.simulate.static import StaticReplica
 from kvplan.simulate.timing import StepTimer
 

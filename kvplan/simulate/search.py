@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.errors import InputError, UnknownNameError, printable
 from kvplan.simulate.describe import ceiling
 from kvplan.simulate.documents import Simulation, Smallest
-from kvplan.simulate.policy import with_blocks
 from kvplan.simulate.results import figures
 from kvplan.simulate.run import Options, simulate
+from kvplan.simulate.site import with_blocks
 
 if TYPE_CHECKING:
-    from kvplan.simulate.policy import Site
+    from kvplan.simulate.site import Site
     from kvplan.simulate.trace import Trace
 
 FLAG = "--target"

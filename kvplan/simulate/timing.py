@@ -96,7 +96,7 @@ class StepTimer:
     def __init__(self, setup: Setup, longest: int) -> None:
         self.setup = setup
         self.works, self.rates, self.layout = setup.works, setup.rates, setup.layout
-        assert self.rates.matmul_flops is not None  # `kvplan.simulate.policy.prepare` looked
+        assert self.rates.matmul_flops is not None  # `kvplan.simulate.site.prepare` looked
         assert self.rates.attention_flops is not None
         self.flops, self.scores = self.rates.decode_flops, self.rates.attention_flops
         self.lines = [Line(self._per_sequence(work), max(2, longest)) for work in self.works]

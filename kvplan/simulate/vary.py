@@ -14,9 +14,9 @@ from itertools import islice, product
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from kvplan.errors import InputError, KvplanError
-from kvplan.simulate.policy import plain, prepare
 from kvplan.simulate.results import figures
 from kvplan.simulate.run import Options, simulate
+from kvplan.simulate.site import plain, prepare
 
 if TYPE_CHECKING:
     from kvplan.planning.sweep_axes import Axis

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvplan.deployment import find_deployment
-from kvplan.simulate.policy import Site, prepare
+from kvplan.simulate.site import Site, prepare
 
 Sites = Callable[..., Site]
 

@@ -14,10 +14,10 @@ from kvplan.cli.main import main
 from kvplan.errors import InputError
 from kvplan.simulate import scheduler, search
 from kvplan.simulate.allocators.rings import Ring
-from kvplan.simulate.policy import with_blocks
 from kvplan.simulate.results import early_turns, figures
 from kvplan.simulate.run import Options, simulate
 from kvplan.simulate.search import read_target, smallest_pool
+from kvplan.simulate.site import with_blocks
 from kvplan.simulate.synthetic import synthetic
 from kvplan.simulate.taking import take_trace
 from kvplan.simulate.traces import read_trace

@@ -10,9 +10,9 @@ import pytest
 from kvplan.errors import UnknownNameError
 from kvplan.planning.plan import to_plain
 from kvplan.simulate import results
-from kvplan.simulate.policy import with_blocks
 from kvplan.simulate.routing import POLICIES
 from kvplan.simulate.run import Options, simulate
+from kvplan.simulate.site import with_blocks
 from kvplan.simulate.synthetic import synthetic
 from kvplan.simulate.trace import Builder
 

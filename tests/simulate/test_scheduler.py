@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kvplan.planning.plan import to_plain
 from kvplan.simulate import results
 from kvplan.simulate import run as running
-from kvplan.simulate.policy import Site, with_blocks
 from kvplan.simulate.run import ALLOCATORS, Options, Run, simulate
 from kvplan.simulate.scheduler import Replica
+from kvplan.simulate.site import Site, with_blocks
 from kvplan.simulate.synthetic import synthetic
 from kvplan.simulate.trace import Builder, Trace
 from kvplan.simulate.traces import read_trace

@@ -15,10 +15,10 @@ import pytest
 from kvplan.errors import KvplanError
 from kvplan.planning.sweep_axes import Axis
 from kvplan.simulate.documents import Simulation
-from kvplan.simulate.policy import with_blocks
 from kvplan.simulate.results import figures
 from kvplan.simulate.run import Options, simulate
 from kvplan.simulate.search import read_target, smallest_pool
+from kvplan.simulate.site import with_blocks
 from kvplan.simulate.synthetic import synthetic
 from kvplan.simulate.taking import NAMES
 from kvplan.simulate.vary import ROW, Point, points, run_study, simulate_point

@@ -1,4 +1,4 @@
-"""Families with chunked or cross attention: Llama 4, Llama 3.2 Vision and Whisper."""
+"""Families with cross attention: Llama 3.2 Vision and Whisper."""
 
 from __future__ import annotations
 
@@ -6,49 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from kvplan.sources.hf.attention import hidden_size, softmax_attention
-from kvplan.sources.hf.ffn import dense_ffn, is_moe_layer, moe_ffn
+from kvplan.sources.hf.ffn import dense_ffn
 from kvplan.sources.hf.keys import Config, Layers
 from kvplan.sources.hf.layout import Layer, layer_count, stack
 from kvplan.spec.model import Block, ExtraTensor
 
 IMAGE_TOKENS = "image_tokens"
 """Not a key of any file: the reader sets it to the image positions that the vision part hands on."""
-
-
-def llama4(cfg: Config) -> Layers:
-    """Llama 4: layers with rotary positions look back within a chunk, every fourth sees everything.
-
-    Source: transformers 5.24.0 ``models/llama4/configuration_llama4.py`` (``no_rope_layers``: 1 means rotary).
-    """
-    count = layer_count(cfg)
-    chunk = cfg.maybe_int("attention_chunk_size")
-    cfg.ignore(("use_qk_norm", "intermediate_size_mlp", "attn_scale", "floor_scale", "attn_temperature_tuning"))
-    rotary = _rotary_layers(cfg, count)
-    listed = cfg.maybe_list("moe_layers")
-    layers = []
-    for i in range(count):
-        window = chunk if rotary[i] else None
-        mixer = softmax_attention(cfg, window=window, chunked=window is not None)
-        moe = i in listed if listed is not None else is_moe_layer(cfg, i)
-        if moe:
-            ffn: Any = moe_ffn(cfg, i, shared_intermediate_size=cfg.need_int("intermediate_size"))
-        else:
-            ffn = dense_ffn(cfg)
-        layers.append(
-            Layer(Block(mixers=(mixer,), ffns=(ffn,)), "chunked" if window else "global", "moe" if moe else "dense")
-        )
-    return stack(layers)
-
-
-def _rotary_layers(cfg: Config, count: int) -> list[bool]:
-    kinds = cfg.maybe_list("layer_types", length=count)
-    if kinds is not None:
-        return [k == "chunked_attention" for k in kinds]
-    listed = cfg.maybe_list("no_rope_layers")
-    every = cfg.maybe_int("no_rope_layer_interval") or 4
-    if listed:
-        return [bool(listed[i]) for i in range(count)] if len(listed) >= count else [True] * count
-    return [(i + 1) % every != 0 for i in range(count)]
 
 
 def mllama(cfg: Config) -> Layers:
@@ -96,7 +60,6 @@ def whisper(cfg: Config) -> Layers:
 
 
 CROSS: dict[str, Callable[[Config], Layers]] = {
-    **dict.fromkeys(("llama4", "llama4_text"), llama4),
     **dict.fromkeys(("mllama", "mllama_text_model"), mllama),
     "whisper": whisper,
 }

@@ -222,7 +222,44 @@ def muse(cfg: Config) -> Layers:
     return stack(layers)
 
 
+def llama4(cfg: Config) -> Layers:
+    """Llama 4: layers with rotary positions look back within a chunk, every fourth sees everything.
+
+    Source: transformers 5.24.0 ``models/llama4/configuration_llama4.py`` (``no_rope_layers``: 1 means rotary).
+    """
+    count = layer_count(cfg)
+    chunk = cfg.maybe_int("attention_chunk_size")
+    cfg.ignore(("use_qk_norm", "intermediate_size_mlp", "attn_scale", "floor_scale", "attn_temperature_tuning"))
+    rotary = _rotary_layers(cfg, count)
+    listed = cfg.maybe_list("moe_layers")
+    layers = []
+    for i in range(count):
+        window = chunk if rotary[i] else None
+        mixer = softmax_attention(cfg, window=window, chunked=window is not None)
+        moe = i in listed if listed is not None else is_moe_layer(cfg, i)
+        if moe:
+            ffn: Any = moe_ffn(cfg, i, shared_intermediate_size=cfg.need_int("intermediate_size"))
+        else:
+            ffn = dense_ffn(cfg)
+        layers.append(
+            Layer(Block(mixers=(mixer,), ffns=(ffn,)), "chunked" if window else "global", "moe" if moe else "dense")
+        )
+    return stack(layers)
+
+
+def _rotary_layers(cfg: Config, count: int) -> list[bool]:
+    kinds = cfg.maybe_list("layer_types", length=count)
+    if kinds is not None:
+        return [k == "chunked_attention" for k in kinds]
+    listed = cfg.maybe_list("no_rope_layers")
+    every = cfg.maybe_int("no_rope_layer_interval") or 4
+    if listed:
+        return [bool(listed[i]) for i in range(count)] if len(listed) >= count else [True] * count
+    return [(i + 1) % every != 0 for i in range(count)]
+
+
 SPECIAL: dict[str, Callable[[Config], Layers]] = {
+    **dict.fromkeys(("llama4", "llama4_text"), llama4),
     **dict.fromkeys(("nemotron-nas", "deci"), nemotron_nas),
     "arctic": arctic,
     **dict.fromkeys(("grok-1", "grok-2"), grok),

@@ -9,9 +9,9 @@ import pytest
 from kvplan import plan
 from kvplan.deployment import find_deployment
 from kvplan.errors import InputError, UnsupportedError
-from kvplan.simulate.policy import plain, prepare, with_blocks
 from kvplan.simulate.results import figures
 from kvplan.simulate.run import simulate
+from kvplan.simulate.site import plain, prepare, with_blocks
 from kvplan.simulate.synthetic import synthetic
 
 MODELS = [
