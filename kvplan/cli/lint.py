@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cli import output
 from kvplan.errors import InputError, printable
+from kvplan.render.check_common import plural
 from kvplan.render.grid import Notes
 
 if TYPE_CHECKING:
@@ -42,12 +43,8 @@ def lint(
     ]
     out = output.of(ctx)
     out.emit([Notes(lines)], payload)
-    out.note(f"{_count(len(files), 'file')}, {_count(errors, 'error')}, {_count(warnings, 'warning')}")
+    out.note(f"{plural(len(files), 'file')}, {plural(errors, 'error')}, {plural(warnings, 'warning')}")
     return 1 if errors else 0
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _files(start: str, others: Callable[[str], bool]) -> Iterator[str]:

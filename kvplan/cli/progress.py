@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 
 FIRST_SECONDS, NEXT_SECONDS = 0.5, 0.2
-_CLEAR = "\r\033[K"
+CLEAR = "\r\033[K"
 
 
 class Progress:
@@ -35,14 +35,11 @@ class Progress:
             return
         self.next = time.monotonic() + NEXT_SECONDS
         share = 100 * self.done // max(1, self.total)
-        self._say(f"{_CLEAR}{self.done:,} of {self.total:,} {self.what}, {share} %")
+        self._say(f"{CLEAR}{self.done:,} of {self.total:,} {self.what}, {share} %")
         self.shown = True
 
     def _say(self, text: str) -> None:
-        try:
-            print(text, end="", file=sys.stderr, flush=True)
-        except (OSError, ValueError):
-            self.silent = True
+        self.silent = self.silent or not put(text)
 
     def __enter__(self) -> Progress:
         return self
@@ -51,4 +48,13 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.shown:
-            self._say(_CLEAR)
+            self._say(CLEAR)
+
+
+def put(text: str) -> bool:
+    """Print on stderr without ending the line; False where nobody reads it any more."""
+    try:
+        print(text, end="", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        return False
+    return True

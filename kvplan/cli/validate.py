@@ -11,6 +11,7 @@ import typer
 
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
+from kvplan.cli.progress import CLEAR, put
 from kvplan.engines.options import Option
 from kvplan.errors import InputError, KvplanError, UnknownNameError, printable
 
@@ -254,25 +255,22 @@ class StepBar:
         self.next = time.monotonic() + self.NEXT_SECONDS
         full = int(share * self.WIDTH)
         room = max(10, output.terminal_width() - self.WIDTH - 10)
-        self._say(f"\r\033[K[{'#' * full}{'.' * (self.WIDTH - full)}] {share:4.0%} {text[:room]}")
+        self._say(f"{CLEAR}[{'#' * full}{'.' * (self.WIDTH - full)}] {share:4.0%} {text[:room]}")
         self.shown = True
 
     def note(self, text: str) -> None:
         """A line that stays."""
         if self.shown:
-            self._say("\r\033[K")
+            self._say(CLEAR)
         if not self.quiet:
             output.say(text)
 
     def _say(self, text: str) -> None:
-        try:
-            print(text, end="", file=sys.stderr, flush=True)
-        except (OSError, ValueError):
-            self.silent = True
+        self.silent = self.silent or not put(text)
 
     def __enter__(self) -> StepBar:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.shown:
-            self._say("\r\033[K")
+            self._say(CLEAR)

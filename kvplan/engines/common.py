@@ -95,6 +95,12 @@ def nearest_of(value: int, known: Sequence[int]) -> str:
     return " or ".join(str(n) for n in (below, above) if n is not None)
 
 
+def even_layers(num_layers: int, stages: int) -> list[int]:
+    """Whole layers of each stage, the first ones one more where they do not divide."""
+    base, rest = divmod(num_layers, stages)
+    return [base + (i < rest) for i in range(stages)]
+
+
 def layers_over(given: dict[str, Any]) -> tuple[int, str]:
     """(pipeline stages, why) of an engine that deals whole layers over the GPUs it is given."""
     stages = given["gpus"] // (given.get("data_parallel_size", 1) * given.get("tensor_parallel_size", 1))

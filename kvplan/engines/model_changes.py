@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
 
 _MOST = 1 << 40
-_NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
+"""Where a configuration with encoders keeps its language model."""
 _ROPE = ("rope_scaling", "rope_parameters")
 _LENGTH = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length",
@@ -114,7 +115,7 @@ def from_config(data: Mapping[str, Any], flag: str) -> tuple[ModelChanges | None
     """
     flat: dict[str, Any] = {}
     for key, value in data.items():
-        flat.update(value if key in _NESTED and isinstance(value, dict) else {key: value})
+        flat.update(value if key in NESTED and isinstance(value, dict) else {key: value})
     rope = next((flat[key] for key in _ROPE if flat.get(key) is not None), None)
     lengths = [_count(flat[key], flag, key) for key in _LENGTH if flat.get(key) is not None]
     others = [key for key in flat if key not in (*_ROPE, *_LENGTH, *_NO_BEARING)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Allocation, Pool, Settings, Stage
+from kvplan.engines.common import even_layers
 from kvplan.engines.versions import VersionedEngine
 from kvplan.spec.arrays import most
 
@@ -43,9 +44,7 @@ class SequenceEngine(VersionedEngine):
 
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         """Whole layers, the first stages one more where they do not divide."""
-        stages = settings.pipeline_parallel_size
-        base, rest = divmod(num_layers, stages)
-        return [base + (i < rest) for i in range(stages)]
+        return even_layers(num_layers, settings.pipeline_parallel_size)
 
     def budget_bytes(self, total_bytes: int, settings: Settings) -> int:
         return total_bytes

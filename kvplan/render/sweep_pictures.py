@@ -7,7 +7,7 @@ from typing import Any
 
 from kvplan.render.heatmap import FAR
 from kvplan.render.svg.parts import Axis, Bars, Chart, Picture, Piece, Series, Stack, Unit
-from kvplan.render.sweep_table import heading, shown, sweep_map
+from kvplan.render.sweep_table import heading, shown, size_of, sweep_map
 
 Plain = Mapping[str, Any]
 
@@ -54,20 +54,20 @@ def sweep_pictures(
         asked: somebody chose the figures.
     """
     wanted = figures if asked else [name for name in _CHOSEN if name in figures]
-    wanted = [f for f in wanted if any(_size(cell[f]) is not None for cell in cells)]
+    wanted = [f for f in wanted if any(size_of(cell[f]) is not None for cell in cells)]
     if not asked:
         wanted = [f for f in wanted if len({cell[f] for cell in cells}) > 1] or wanted
     wanted = wanted[:MOST_PICTURES]
     if len(names) == 2:
         return [sweep_map(f"{title}: {heading(f)}", values, names, f, cells, sign=_SIGN) for f in wanted]
-    numeric = len(names) == 1 and all(_size(v) is not None and not isinstance(v, bool) for v in values[0])
+    numeric = len(names) == 1 and all(size_of(v) is not None and not isinstance(v, bool) for v in values[0])
     if numeric and len(values[0]) > 2:
         return [_line(title, names[0], f, cells) for f in wanted]
     return [_bars(f"{title}: {heading(f)}", names, f, cells) for f in wanted]
 
 
 def _line(title: str, axis: str, figure: str, cells: Sequence[Plain]) -> Chart:
-    points = [(float(cell[axis]), _size(cell[figure])) for cell in sorted(cells, key=lambda cell: cell[axis])]
+    points = [(float(cell[axis]), size_of(cell[figure])) for cell in sorted(cells, key=lambda cell: cell[axis])]
     low, high = points[0][0], points[-1][0]
     wide = low > 0 and high > FAR * low
     x = Axis(f"{heading(axis)}{' (K = 1,024)' if wide else ''}", unit_of(axis), "log2" if wide else "linear")
@@ -83,7 +83,7 @@ def _bars(title: str, names: Sequence[str], figure: str, cells: Sequence[Plain])
     for cell in cells[:MOST_BARS]:
         label = ", ".join(shown(name, cell[name]) for name in names)
         text = cell["refused"] or shown(figure, cell[figure])
-        stacks.append(Stack(label, [Piece("", _size(cell[figure]) or 0.0, text)], text))
+        stacks.append(Stack(label, [Piece("", size_of(cell[figure]) or 0.0, text)], text))
     more = len(cells) - len(stacks)
     note = f"{more:,} more plans: --format csv has all" if more > 0 else ""
     return Bars(title, stacks, unit_of(figure), note=note)
@@ -94,7 +94,7 @@ def compare_pictures(payload: Mapping[str, Any]) -> list[Picture]:
     names, rows = list(payload["axes"]), payload["rows"]
     found: list[Picture] = []
     for figure in payload["figures"]:
-        if any(_size(row[figure]) is not None and not isinstance(row[figure], bool) for row in rows):
+        if any(size_of(row[figure]) is not None and not isinstance(row[figure], bool) for row in rows):
             found.append(_bars(_COMPARED.get(figure) or heading(figure), names, figure, rows))
     return found
 
@@ -107,7 +107,3 @@ _COMPARED = {
     "capacity.max_concurrency": "Requests of full length at once, per replica",
     "decode.tokens_per_second_per_request": "Tokens per second of one request",
 }
-
-
-def _size(value: Any) -> float | None:
-    return None if value is None or isinstance(value, str) else float(value)

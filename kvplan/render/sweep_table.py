@@ -102,7 +102,7 @@ def sweep_map(
             [shown(figure, cell[figure]) + "!" * bad for cell, bad in zip(row, bads, strict=True)]
             for row, bads in zip(grid, over, strict=True)
         ],
-        values=[[_size(cell[figure]) for cell in row] for row in grid],
+        values=[[size_of(cell[figure]) for cell in row] for row in grid],
         note="; ".join(filter(None, notes)), over=over if count else (),
     )  # fmt: skip
 
@@ -111,5 +111,6 @@ def _is_text(cells: Sequence[Plain], name: str) -> bool:
     return any(isinstance(cell[name], str) for cell in cells)
 
 
-def _size(value: Any) -> float | None:
+def size_of(value: Any) -> float | None:
+    """A figure as a number; None for text and where there is none."""
     return None if value is None or isinstance(value, str) else float(value)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Allocation, CachePool, Pool, Settings, Stage, Term
-from kvplan.engines.common import context_term, forward_term, layers_over, maybe_number, no_context_parallel
+from kvplan.engines.common import (
+    context_term,
+    even_layers,
+    forward_term,
+    layers_over,
+    maybe_number,
+    no_context_parallel,
+)
 from kvplan.engines.rows import Rows, architecture_key, cache_rows
 from kvplan.engines.versions import VersionedEngine
 from kvplan.errors import InputError, UnsupportedError
@@ -169,9 +176,7 @@ class ExLlamaV3(VersionedEngine):
         return [("--cache-bits", b, {"cache_bits": b}) for b in bits]
 
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
-        stages = settings.pipeline_parallel_size
-        base, rest = divmod(num_layers, stages)
-        return [base + (i < rest) for i in range(stages)]
+        return even_layers(num_layers, settings.pipeline_parallel_size)
 
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
         bits, half = self.cache_bits(settings), get_format("fp16")

@@ -10,6 +10,7 @@ from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Allocation, CachePool, Pool, Settings, Stage, Term
 from kvplan.engines.common import (
     attention_weights_term,
+    even_layers,
     experts_term,
     forward_term,
     index_format,
@@ -160,9 +161,7 @@ class TensorRtLlm(VersionedEngine):
 
     def split_layers(self, num_layers: int, settings: Settings) -> list[int]:
         """The first ranks get one layer more (TensorRT-LLM ``tensorrt_llm/mapping.py``)."""
-        stages = settings.pipeline_parallel_size
-        base, rest = divmod(num_layers, stages)
-        return [base + (i < rest) for i in range(stages)]
+        return even_layers(num_layers, settings.pipeline_parallel_size)
 
     def vocab_rows(self, vocab_size: int, tp: int) -> int:
         return -(-vocab_size // tp)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvplan.engines.vllm.versions import Version as Version
 from kvplan.engines.vllm.versions import parse
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings
     from kvplan.spec.gpu import GpuSpec
-
-Version = tuple[int, int, int]
 
 SNAPSHOT_FIRST: Version = (0, 9, 0)
 """From here on usage is compared with a snapshot that the CUDA context is in; before, all on the card counts."""

@@ -10,6 +10,7 @@ from kvplan.engines.base import Settings
 from kvplan.engines.vllm import backends, layout, speculation
 from kvplan.engines.vllm.flags import check_served
 from kvplan.engines.vllm.layers import attention_family, has_states, mixers_of, rope_free, v4_format
+from kvplan.engines.vllm.runner import OTHER_DEVICE
 from kvplan.engines.vllm.states import gdn_prefill_backend, recurrent_bytes, state_dtypes
 from kvplan.engines.vllm.versions import Rules, Version
 from kvplan.errors import InputError, UnsupportedError, nearest
@@ -38,7 +39,6 @@ INDEX_FORMAT = "fp8_per_token_head"
 (``vllm/model_executor/models/deepseek_v2.py``, ``DeepseekV32IndexerCache``). Beside K and V they keep the
 model's dtype (``vllm/models/minimax_m3/common/indexer.py``)."""
 _HOPPER = "9.0"
-_OTHER = "0.0"
 
 
 def capability_of(gpu: GpuSpec | None) -> str:
@@ -46,7 +46,7 @@ def capability_of(gpu: GpuSpec | None) -> str:
     if gpu is None or (gpu.compute_capability is None and gpu.vendor == "custom"):
         return _HOPPER
     text = gpu.compute_capability or ""
-    return text if text[:1].isdigit() else _OTHER
+    return text if text[:1].isdigit() else OTHER_DEVICE
 
 
 def defaults(
@@ -291,7 +291,7 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
     if off and any(s.window for s in streams):
         warnings.append(f"{off} turns the hybrid cache manager off: windowed layers hold every token")
     warnings += backends.check_packed_windows(model.id, streams, kv_formats(model, settings, rules).k, rules)
-    if gpu is not None and capability_of(gpu) == _OTHER:
+    if gpu is not None and capability_of(gpu) == OTHER_DEVICE:
         warnings.append(f"vLLM's block sizes on {gpu.vendor} are not modelled; those of a plain backend are used")
     return warnings
 

@@ -79,7 +79,8 @@ ASYNC_DRAFTS = ("mtp", "gemma4_mtp", "eagle", "eagle3", "dflash", "ngram_gpu", "
 ASYNC_DRAFT_MODEL: Version = (0, 28, 0)
 ASYNC_BY_RUNNER: Version = (0, 33, 0)
 """From here only the V1 runner cannot schedule ahead beside the other methods."""
-_OTHER = "0.0"
+OTHER_DEVICE = "0.0"
+"""The compute capability of a device that is none of NVIDIA's."""
 
 
 def runner(model: ModelSpec, settings: Settings, version: Version) -> int:
@@ -130,7 +131,7 @@ def _at(
     table: tuple[tuple[Version, frozenset[str]], ...], version: Version, model: ModelSpec, settings: Settings
 ) -> bool:
     """Whether `table` names the architecture, on a device that is none of NVIDIA's."""
-    if settings.extra.get("compute_capability") != _OTHER:
+    if settings.extra.get("compute_capability") != OTHER_DEVICE:
         return False
     return model.architecture in _row(table, version)
 

@@ -21,6 +21,7 @@ from kvplan.planning.fit.screen import (
     Case,
     Failed,
 )
+from kvplan.planning.workload_advice import seconds
 
 if TYPE_CHECKING:
     from kvplan.errors import KvplanError
@@ -122,7 +123,7 @@ class Misses:
             text = f"{best.miss * MOST_COPIES:,.0f} copies"
         else:
             target = {"ttft": self.ask.ttft, "tpot": self.ask.tpot, "concurrency": self.ask.limits.request}[best.why]
-            text = f"{_seconds(best.seconds)} for a request that is alone, {_seconds(target or 0.0)} asked"
+            text = f"{seconds(best.seconds)} for a request that is alone, {seconds(target or 0.0)} asked"
         case = best.case
         return Nearest(
             gpu, case.engine, layout_text(case), case.weights, case.cache, best.miss, f"{text}, {case.weights} weights"
@@ -151,17 +152,17 @@ class Misses:
             floor, where = self._floors.get(name, (0.0, ""))
             if target is not None and floor > target:
                 return (
-                    f"--{name} {_seconds(target)} is below what any of them reaches with a single request: the best is "
-                    f"{_seconds(floor)} ({where})"
+                    f"--{name} {seconds(target)} is below what any of them reaches with a single request: the best is "
+                    f"{seconds(floor)} ({where})"
                 )
         if all(target is not None for target in asked.values()) and nearest.miss > 1 and nearest.why != "concurrency":
             best = "; ".join(f"--{name} alone is met by {self._floors[name][1]}" for name in asked)
             return f"--ttft and --tpot contradict each other here: nothing meets both ({best})"
         if nearest.why == "concurrency":
-            allowed = _seconds(self.ask.limits.request or 0.0)
+            allowed = seconds(self.ask.limits.request or 0.0)
             return (
                 f"--concurrency and --request-rate contradict each other: together they allow {allowed} a request "
-                f"(Little's law), and the fastest takes {_seconds(nearest.seconds)} ({gpu})"
+                f"(Little's law), and the fastest takes {seconds(nearest.seconds)} ({gpu})"
             )
         return "nothing carries it: single requests meet the targets, no load does"
 
@@ -180,7 +181,3 @@ def layout_text(case: Case) -> str:
     layout: Any = case.layout
     names = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "dcp") if getattr(layout, name) > 1]
     return ", ".join([*names, *(["experts dealt"] if layout.expert_parallel else [])]) or "1 GPU"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvplan.engines.model_changes import NESTED
 from kvplan.errors import SpecError, printable
 from kvplan.spec.model import Block, ExtraTensor, Tower
 
@@ -112,10 +113,6 @@ class Config:
 
     def unread(self) -> list[str]:
         return sorted(k for k, v in self.data.items() if k not in self.used and v is not None)
-
-
-NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config")
-"""Where a file with encoders keeps its language model."""
 
 
 def levels(outer: Config) -> tuple[Config, ...]:

@@ -311,13 +311,13 @@ def phi(cfg: Config) -> Layers:
     return read_plain(cfg, row)
 
 
-_ALL = {"qkv_bias": True, "output_bias": True, "ffn_bias": True}
-_NONE = {"qkv_bias": False, "output_bias": False, "ffn_bias": False}
+ALL: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "ffn_bias": True}
+NONE: dict[str, Any] = {"qkv_bias": False, "output_bias": False, "ffn_bias": False}
 _QKV = {"qkv_bias": True, "output_bias": False}
 _GPT_J = plain(norms=2, final_norms=2, gated=False, qkv_bias=False, output_bias=False, ffn_bias=True,
                head_bias=True, ffn_size=_four_times)  # fmt: skip
 _COHERE: dict[str, Any] = {"norms": 1, "qk_norm": "heads", "qk_norm_if": "use_qk_norm"}
-_EVEN = lambda i: i % 2 == 0  # noqa: E731
+EVEN = lambda i: i % 2 == 0  # noqa: E731
 _FOURTH_IS_FULL = lambda i: (i + 1) % 4 != 0  # noqa: E731
 
 PLAIN: dict[str, Callable[[Config], Layers]] = {
@@ -328,10 +328,10 @@ PLAIN: dict[str, Callable[[Config], Layers]] = {
     ),
     "internlm2": plain(qkv_bias="bias", output_bias="bias"),
     "internlm3": plain(qkv_bias="qkv_bias", output_bias="bias", ffn_bias="bias"),
-    "baichuan": plain(**_NONE),
-    "orion": plain(norms=4, final_norms=2, **_NONE),
+    "baichuan": plain(**NONE),
+    "orion": plain(norms=4, final_norms=2, **NONE),
     "gemma": plain(),
-    "gemma2": plain(norms=4, slides=_EVEN),
+    "gemma2": plain(norms=4, slides=EVEN),
     "qwen": qwen1,
     "chatglm": chatglm,
     **dict.fromkeys(
@@ -346,14 +346,14 @@ PLAIN: dict[str, Callable[[Config], Layers]] = {
     "glm4": plain(norms=4, output_bias=False),
     "glm4_moe": plain(output_bias=False, qk_norm="head", qk_norm_if="use_qk_norm"),
     **dict.fromkeys(("phi", "phi-msft"), phi),
-    "phi3": plain(**_NONE),
+    "phi3": plain(**NONE),
     "phimoe": phimoe,
     "falcon": falcon,
     **dict.fromkeys(("RefinedWeb", "RefinedWebModel"), falcon),
     "mpt": mpt,
     "dbrx": dbrx,
-    "gpt2": plain(norms=4, final_norms=2, gated=False, **_ALL, ffn_size=_four_times, positions=("n_positions", 0)),
-    "gpt_bigcode": plain(norms=4, final_norms=2, gated=False, **_ALL, ffn_size=_four_times,
+    "gpt2": plain(norms=4, final_norms=2, gated=False, **ALL, ffn_size=_four_times, positions=("n_positions", 0)),
+    "gpt_bigcode": plain(norms=4, final_norms=2, gated=False, **ALL, ffn_size=_four_times,
                          positions=("n_positions", 0), kv_heads=_multi_query),
     "starcoder2": plain(norms=4, final_norms=2, gated=False, qkv_bias="use_bias=true", output_bias="use_bias=true",
                         ffn_bias="use_bias=true"),
@@ -366,7 +366,7 @@ PLAIN: dict[str, Callable[[Config], Layers]] = {
                       output_bias="attention_bias=true", ffn_bias=True),
     "stablelm": stablelm,
     "stablelm_epoch": stablelm,
-    "persimmon": plain(norms=4, final_norms=2, gated=False, **_ALL, qk_norm="head", qk_norm_if="qk_layernorm=true"),
+    "persimmon": plain(norms=4, final_norms=2, gated=False, **ALL, qk_norm="head", qk_norm_if="qk_layernorm=true"),
     "nemotron": plain(norms=4, final_norms=2, gated=False),
     "cohere": plain(**_COHERE),
     "cohere_compass_text": plain(norms=1, slides=lambda i: False),
@@ -380,7 +380,7 @@ PLAIN: dict[str, Callable[[Config], Layers]] = {
     "seed_oss": plain(output_bias="attention_out_bias"),
     "apertus": plain(gated=False, qk_norm="head", scalars=2),
     "arcee": plain(gated=False),
-    "gpt_oss": plain(attention={"sinks": True}, moe={"bias": True, "router_bias": True}, slides=_EVEN,
+    "gpt_oss": plain(attention={"sinks": True}, moe={"bias": True, "router_bias": True}, slides=EVEN,
                      qkv_bias="attention_bias=true", output_bias="attention_bias=true"),
     "hunyuan_v1_moe": hunyuan,
     "hunyuan_v1_dense": hunyuan,

@@ -15,13 +15,10 @@ from kvplan.sources.hf.attention import hidden_size, query_heads, softmax_attent
 from kvplan.sources.hf.ffn import ffn_for_layer, is_moe_layer
 from kvplan.sources.hf.keys import Config, Layers
 from kvplan.sources.hf.layout import Layer, layer_count, layer_windows, stack
-from kvplan.sources.hf.plain import PLAIN, Traits, drafts, plain, read_plain
+from kvplan.sources.hf.plain import ALL, EVEN, NONE, PLAIN, Traits, drafts, plain, read_plain
 from kvplan.spec.model import Block, ExtraTensor
 
-_NONE: dict[str, Any] = {"qkv_bias": False, "output_bias": False, "ffn_bias": False}
-_ALL: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "ffn_bias": True}
 _NEVER = lambda i: False  # noqa: E731
-_EVEN = lambda i: i % 2 == 0  # noqa: E731
 _FIRST_OF_FOUR_IS_FULL = lambda i: i % 4 != 0  # noqa: E731
 
 
@@ -92,7 +89,7 @@ def laguna(cfg: Config) -> Layers:
 def gpt_neox_japanese(cfg: Config) -> Layers:
     """GPT-NeoX Japanese: a bias only on the output projection of the last layer."""
     ratio = cfg.maybe_int("intermediate_multiple_size") or 4
-    row = Traits(norms=4, final_norms=2, gated=False, **_NONE, ffn_size=lambda c: ratio * hidden_size(c))
+    row = Traits(norms=4, final_norms=2, gated=False, **NONE, ffn_size=lambda c: ratio * hidden_size(c))
     found = read_plain(cfg, row)
     last = found.blocks[found.layers[-1]]
     mixers = tuple(replace(mixer, output_bias=True) for mixer in last.mixers)  # type: ignore[type-var]
@@ -106,13 +103,13 @@ def gpt_neox_japanese(cfg: Config) -> Layers:
 def xglm(cfg: Config) -> Layers:
     """XGLM: biases everywhere, positions that are computed."""
     cfg.data = {**cfg.data, "num_attention_heads": cfg.need_int("attention_heads", "num_attention_heads")}
-    return read_plain(cfg, Traits(norms=4, final_norms=2, gated=False, **_ALL))
+    return read_plain(cfg, Traits(norms=4, final_norms=2, gated=False, **ALL))
 
 
 def ctrl(cfg: Config) -> Layers:
     """CTRL: biases everywhere, positions that are computed, a bias on the head."""
     row = Traits(
-        norms=4, final_norms=2, gated=False, **_ALL, head_bias=True, ffn_size=lambda c: c.need_int("dff")
+        norms=4, final_norms=2, gated=False, **ALL, head_bias=True, ffn_size=lambda c: c.need_int("dff")
     )  # fmt: skip
     return read_plain(cfg, row)
 
@@ -120,7 +117,7 @@ def ctrl(cfg: Config) -> Layers:
 def openai_gpt(cfg: Config) -> Layers:
     """The first GPT: norms after each half and none at the end."""
     row = Traits(
-        norms=4, final_norms=0, gated=False, **_ALL, positions=("n_positions", 0),
+        norms=4, final_norms=0, gated=False, **ALL, positions=("n_positions", 0),
         ffn_size=lambda c: 4 * hidden_size(c),
     )  # fmt: skip
     return read_plain(cfg, row)
@@ -154,12 +151,12 @@ PLAIN_MORE: dict[str, Callable[[Config], Layers]] = {
     "afmoe": afmoe,
     "apertus1p5_text": apertus_with_vision,
     "aria_text": PLAIN["llama"],
-    "biogpt": plain(norms=4, final_norms=2, gated=False, **_ALL, positions=("max_position_embeddings", 2)),
+    "biogpt": plain(norms=4, final_norms=2, gated=False, **ALL, positions=("max_position_embeddings", 2)),
     "bitnet": bitnet,
     "cohere2_moe": cohere2_moe,
     "ctrl": ctrl,
     "diffllama": diffllama,
-    "cwm": plain(**_NONE, slides=_FIRST_OF_FOUR_IS_FULL),
+    "cwm": plain(**NONE, slides=_FIRST_OF_FOUR_IS_FULL),
     "emu3_text_model": PLAIN["llama"],
     "exaone_moe": plain(qk_norm="head", slides=lambda i: (i + 1) % 4 != 0),
     "flint": flint,
@@ -179,7 +176,7 @@ PLAIN_MORE: dict[str, Callable[[Config], Layers]] = {
     "openai-gpt": openai_gpt,
     **dict.fromkeys(("phi4_multimodal", "phi4mm"), PLAIN["phi3"]),
     "sarvam_moe": plain(qkv_bias="use_qkv_bias", output_bias=False, qk_norm="head", qk_norm_if="use_qk_norm=true"),
-    "solar_open": plain(**_NONE),
-    "vaultgemma": plain(slides=_EVEN),
+    "solar_open": plain(**NONE),
+    "vaultgemma": plain(slides=EVEN),
     "xglm": xglm,
 }  # fmt: skip

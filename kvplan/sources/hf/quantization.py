@@ -9,7 +9,6 @@ from kvplan.sources.hf.keys import Config, Layers
 from kvplan.sources.hf.module_names import Shape, coverage, shape
 from kvplan.sources.hf.quantization_methods import (
     MARLIN_24,
-    MATRICES,
     METHODS,
     Exceptions,
     Found,
@@ -23,6 +22,7 @@ from kvplan.sources.hf.quantization_methods import (
     strings,
 )
 from kvplan.sources.hf.quantization_more import MORE_METHODS, auto_round, quark_layers
+from kvplan.spec.format_table import MATRICES
 from kvplan.spec.model import Checkpoint
 
 _EXCLUSIONS = (

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import SpecError, printable
 from kvplan.sources.hf.keys import Config
-from kvplan.spec.format_table import FORMATS
+from kvplan.spec.format_table import FORMATS, MATRICES
 
-MATRICES = ("attention", "dense_ffn", "routed_experts", "shared_experts")
 WAY_OUT = "say how the weights are stored: --weights FORMAT (`kvplan formats` lists them)"
 MARLIN_24 = "marlin-24"
 Exceptions = list[tuple[str | None, list[str]]]

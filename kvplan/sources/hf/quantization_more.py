@@ -7,8 +7,8 @@ from typing import Any
 
 from kvplan.errors import printable
 from kvplan.sources.hf.keys import Config
-from kvplan.sources.hf.quantization_methods import MATRICES, METHODS, Exceptions, Found, gptq, refused, said
-from kvplan.spec.format_table import FORMATS
+from kvplan.sources.hf.quantization_methods import METHODS, Exceptions, Found, gptq, refused, said
+from kvplan.spec.format_table import FORMATS, MATRICES
 
 _NO_GROUP = (None, -1, 0)
 

@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
+from kvplan.engines.model_changes import NESTED
 from kvplan.errors import printable
 from kvplan.sources.hf.audio import AUDIO, granite_speech, whisper_encoder
 from kvplan.sources.hf.encoder_parts import hidden, linear, patches, side, sizes
-from kvplan.sources.hf.keys import NESTED, Config
+from kvplan.sources.hf.keys import Config
 from kvplan.sources.hf.vision import CONNECTORS, ENCODERS, ROUGH, UNDER_OTHER_NAMES, WHOLE, plain_vit
 from kvplan.spec.model import ENCODERS_APART, Tower
 
