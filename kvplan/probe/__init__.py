@@ -15,7 +15,7 @@ allocated and never holds more than ``session.limits.max_bytes``. `run` calls th
 `allocator`          PyTorch's caching allocator as arithmetic
 `memory`, `fill`     sections: bytes of every kind and format; the whole card
 `blocks`             section: block tables, sharing, copy on write
-`correctness`        section: with a cache and without; `mixers` are its layers, `quantise` its formats
+`correctness`        section: with a cache and without; `mixers`, `mixer_kinds`: its layers, `quantise`: its formats
 `timing`, `fit`      times in CUDA graphs; lines through them
 `bandwidth`, `attention`, `step`, `prefill`   sections: how fast; `kernels` and `stack` are what they run
 `ram`                section: steps in float32 on a CPU, bound by its memory

@@ -12,8 +12,9 @@ from math import log, sqrt
 from typing import TYPE_CHECKING, Any
 
 from kvplan.probe import extras
-from kvplan.probe.layout import PROBE_FORMATS, LayerCache
-from kvplan.probe.mixers import Mixer, build_mixer
+from kvplan.probe.layout import PROBE_FORMATS, LayerCache, layer_cache
+from kvplan.probe.mixer_kinds import build_mixer
+from kvplan.probe.mixers import Mixer
 from kvplan.probe.quantise import expected_error, round_trip
 from kvplan.probe.receipt import Row, median, row
 from kvplan.spec.formats import get_format
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 
 TOLERANCE = {"float32": 2e-5, "float64": 2e-12}
 """Largest difference of any element over the largest element, by precision: sums are taken in another order."""
-PROOF_WINDOW = 48
-"""Entries of a window or chunk in the proof: it has to overflow for the proof to mean something."""
+PROOF_WINDOW, PROOF_RATIO = 48, 8
+"""Entries of a window or chunk in the proof, which has to overflow for the proof to mean something, and tokens of a
+compressed entry."""
 _ROUND_TRIP_BYTES = 8 * 12
 """Of an element while its format is tried: float64 as drawn (of all lengths), stored, read back, and between."""
 QUANTISED_TOLERANCE = 0.5
@@ -48,25 +50,26 @@ def measure(session: Session) -> list[Row]:
 
 def _measure(session: Session, device: Any) -> list[Row]:
     rows: list[Row] = []
-    for layer, mixer in _mixers(session):
-        session.say(f"correctness, {layer.kind}")
+    mixers = _mixers(session)
+    for label, (layer, mixer) in zip(_labels(mixers), mixers, strict=True):
+        session.say(f"correctness, {label}")
         built = build_mixer(shortened(mixer), session.seed, device)
         if built is None:
-            note = "layers of this kind are allocated and counted, not run"
-            rows.append(
-                row("correctness", f"{layer.kind}: not run", predicted=None, measured=None, unit="ratio", note=note)
+            note = (
+                "keeps nothing between tokens: there is no cache to compare"
+                if not (layer.streams or layer.states)
+                else ("layers of this kind are allocated and counted, not run")
             )
+            rows.append(row("correctness", f"{label}: not run", predicted=None, measured=None, unit="ratio", note=note))
         elif (why := _too_large(session, built)) is not None:
-            session.lack(f"correctness, {layer.kind}: {why}")
-            rows.append(
-                row("correctness", f"{layer.kind}: not run", predicted=None, measured=None, unit="ratio", note=why)
-            )
+            session.lack(f"correctness, {label}: {why}")
+            rows.append(row("correctness", f"{label}: not run", predicted=None, measured=None, unit="ratio", note=why))
         else:
-            rows += _equal(layer.kind, built, session)
+            rows += _equal(label, built, session)
             if any(stream.role == "index" for stream in layer.streams):
-                name, note = f"{layer.kind}: index not run", "its keys are allocated and counted; attention is over all"
+                name, note = f"{label}: index not run", "its keys are allocated and counted; attention is over all"
                 rows.append(row("correctness", name, predicted=None, measured=None, unit="ratio", note=note))
-    plain = next(((x, m) for x, m in _mixers(session) if x.kind in ("full", "mla")), None)
+    plain = next(((x, m) for x, m in mixers if x.kind in ("full", "mla")), None)
     if plain is not None:
         rows += _growth(session, plain[1], device)
     return rows + _formats(session, device)
@@ -81,19 +84,30 @@ def _too_large(session: Session, mixer: Mixer) -> str | None:
 
 
 def _mixers(session: Session) -> list[tuple[LayerCache, CacheKind]]:
-    """One layer of each kind, with its mixer."""
-    found: dict[str, tuple[LayerCache, CacheKind]] = {}
-    by_kind = {mixer.kind: mixer for _, mixer in session.layout.spec.mixers()}
-    for layer in session.layout.layers:
-        if layer.kind not in found and layer.kind in by_kind:
-            found[layer.kind] = (layer, by_kind[layer.kind])
+    """One mixer of each kind and of each set of streams, with what it keeps; some read what others keep."""
+    found: dict[tuple[str, ...], tuple[LayerCache, CacheKind]] = {}
+    for _, mixer in session.layout.spec.mixers():
+        key = (mixer.kind, *(s.name for s in mixer.streams()))
+        if key not in found:
+            found[key] = (layer_cache(0, mixer, session.layout.formats), mixer)
     return list(found.values())
 
 
+def _labels(mixers: list[tuple[LayerCache, CacheKind]]) -> list[str]:
+    """The kind, and its streams where several of a kind differ in them."""
+    kinds = [mixer.kind for _, mixer in mixers]
+    return [
+        f"{layer.kind} ({', '.join(s.name for s in layer.streams)})" if kinds.count(layer.kind) > 1 else layer.kind
+        for layer, _ in mixers
+    ]
+
+
 def shortened(mixer: CacheKind) -> CacheKind:
-    """The mixer with a window that a proof passes soon; what leaves a short window leaves a long one alike."""
-    window = getattr(mixer, "window", None)
-    return replace(mixer, window=PROOF_WINDOW) if window and window > PROOF_WINDOW else mixer  # type: ignore[type-var]
+    """The mixer with a window, entries and an encoder that a proof passes soon; what leaves a short window leaves a
+    long one alike."""
+    most = {"window": PROOF_WINDOW, "ratio": PROOF_RATIO, "encoder_tokens": PROOF_WINDOW}
+    shorter = {name: limit for name, limit in most.items() if (getattr(mixer, name, None) or 0) > limit}
+    return replace(mixer, **shorter) if shorter else mixer  # type: ignore[type-var]
 
 
 def _equal(kind: str, mixer: Mixer, session: Session) -> list[Row]:

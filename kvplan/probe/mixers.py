@@ -143,8 +143,8 @@ def whole(q: Any, k: Any, v: Any, mask: Any) -> Any:
 class SoftmaxMixer(Mixer):
     """Full, sliding or chunked attention over K and V."""
 
-    def __init__(self, kind: CacheKind, draw: Callable[..., Any]) -> None:
-        self.key, self.value = kind.streams()[:2]
+    def __init__(self, kind: CacheKind, draw: Callable[..., Any], streams: tuple[Stream, ...] | None = None) -> None:
+        self.key, self.value = (streams or kind.streams())[:2]
         self.window = cast("int | None", getattr(kind, "window", None))
         """Of the layer, as its config has it: what recomputation sees. The ring holds what the streams say."""
         self.chunked = kind.kind == "chunked"
@@ -277,57 +277,3 @@ class LatentMixer(Mixer):
         inner = x.new_ones((tokens * self.heads, self.rank + self.rope))
         rows = x.new_ones((tokens, self.rank + self.rope))
         return lambda: self._core(inner, rows)
-
-
-class RecurrentMixer(Mixer):
-    """A recurrence with a decaying outer-product state, against its quadratic form.
-
-    ``S_t = a_t S_(t-1) + k_t v_t``, ``y_t = q_t S_t`` is ``y_t = sum over s <= t of (a_(s+1) ... a_t)(q_t k_s) v_s``.
-    Source: Mamba-2 (arXiv 2405.21060), section 3: the two forms of state space duality. The state's shape is the
-    planner's; gates and convolutions of single kinds are left out.
-    """
-
-    def __init__(self, channels: int, columns: int, draw: Callable[..., Any]) -> None:
-        self.channels, self.columns = channels, columns
-        super().__init__(
-            {"q": draw(WIDTH, columns), "k": draw(WIDTH, columns), "v": draw(WIDTH, channels), "a": draw(WIDTH, 1)}
-        )
-
-    def _parts(self, x: Any) -> tuple[Any, Any, Any, Any]:
-        w = self.weights
-        return x @ w["q"], x @ w["k"], x @ w["v"], (x @ w["a"]).sigmoid()[:, 0]
-
-    def recompute(self, x: Any) -> Any:
-        torch = extras.torch()
-        q, k, v, a = self._parts(x)
-        logs = a.log().cumsum(0)
-        decay = (logs[:, None] - logs[None, :]).tril()
-        weights = (q @ k.T) * decay.exp() * torch.ones_like(decay).tril()
-        return weights @ v
-
-    def decode(self, x: Any, block_size: int) -> Any:
-        torch = extras.torch()
-        state = x.new_zeros((self.columns, self.channels))
-        found = []
-        for q, k, v, a in zip(*self._parts(x), strict=True):
-            state = a * state + torch.outer(k, v)
-            found.append(q @ state)
-        return torch.stack(found)
-
-
-def build_mixer(kind: CacheKind, seed: int, device: Any) -> Mixer | None:
-    """A runnable layer of this kind with the model's heads; None where its mathematics is not modelled here."""
-    torch = extras.torch()
-    generator = torch.Generator(device="cpu").manual_seed(seed)
-
-    def draw(rows: int, columns: int) -> Any:
-        drawn = torch.randn((rows, columns), generator=generator, dtype=torch.float64)
-        return (drawn / sqrt(rows)).to(device)
-
-    if kind.kind == "mla":
-        return LatentMixer(kind, draw)
-    streams = kind.streams()
-    if len(streams) >= 2 and [s.name for s in streams[:2]] == ["k", "v"] and streams[0].fixed_entries is None:
-        return SoftmaxMixer(kind, draw)
-    state = next((s for s in kind.states() if s.name == "recurrent"), None)
-    return RecurrentMixer(min(state.channels, 256), state.columns, draw) if state is not None else None

@@ -13,9 +13,8 @@ import pytest
 pytest.importorskip("torch", reason="the probe's extra is not installed")
 
 from kvplan.errors import InputError
-from kvplan.probe import blocks, correctness, memory, ram, run
+from kvplan.probe import blocks, memory, ram, run
 from kvplan.probe.device import detect
-from kvplan.probe.mixers import build_mixer
 from kvplan.probe.quantise import expected_error, round_trip
 from kvplan.probe.receipt import Row
 from kvplan.probe.session import MeasuredFigure, Session
@@ -99,47 +98,6 @@ def test_a_write_without_copying_would_be_seen() -> None:
     pool.users = [min(count, 1) for count in pool.users]  # as if nobody else read these blocks
     pool.write(second, 2, texts[1][2:])
     assert blocks._same("wrong", pool, [first], texts[:1]).passed is False
-
-
-@pytest.mark.parametrize(
-    ("model", "kinds"),
-    [
-        ("llama-3.2-1b", {"full"}), ("gemma-3-4b", {"full", "sliding"}), ("deepseek-v2-lite", {"mla"}),
-        ("llama-4-scout", {"full", "chunked"}), ("falcon-h1-7b", {"full", "mamba2"}),
-    ],
-)  # fmt: skip
-def test_the_cache_changes_no_result(model: str, kinds: set[str]) -> None:
-    session = session_of(model)
-    found = set()
-    for layer, mixer in correctness._mixers(session):
-        built = build_mixer(correctness.shortened(mixer), 0, "cpu")
-        if built is None:
-            continue
-        assert built.proof_tokens(True) > (getattr(correctness.shortened(mixer), "window", None) or 0)
-        rows = correctness._equal(layer.kind, built, session)
-        assert failed(rows) == []
-        assert len(rows) == 2
-        found.add(layer.kind)
-    assert kinds <= found
-
-
-def test_a_forgotten_entry_would_be_seen() -> None:
-    session = session_of("gemma-3-4b")
-    mixer = next(m for x, m in correctness._mixers(session) if x.kind == "sliding")
-    built: Any = build_mixer(replace(mixer, window=16), 0, "cpu")  # type: ignore[call-arg]
-    x = built.inputs(40, 1)
-    right = built.decode(x, 16)
-    built.key, built.value = (s._replace(window=15) for s in (built.key, built.value))  # forgets one too early
-    assert float((built.decode(x, 16) - right).abs().max()) > 1e-3
-
-
-def test_work_of_a_step_grows_with_the_length_and_with_its_square() -> None:
-    session = session_of("llama-3.2-1b")
-    mixer = correctness._mixers(session)[0][1]
-    rows = correctness._growth(session, mixer, "cpu")
-    assert failed(rows) == []
-    exponents = [r.measured for r in rows if r.name.startswith("work") and "exponent" in r.name]
-    assert exponents == pytest.approx([1, 2], abs=0.02)
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head", "int4_g32", "q8_0"])
@@ -345,17 +303,3 @@ def test_once_the_time_is_up_nothing_long_is_begun(monkeypatch: pytest.MonkeyPat
     ]  # fmt: skip
     assert not receipt.complete
     assert "the time was up" in receipt.warnings[0]
-
-
-def test_an_index_that_is_not_run_is_named() -> None:
-    session = session_of("deepseek-v3.2", "transformers", megabytes=1024, max_model_len=2048)
-    rows = {r.name: r for r in correctness._measure(session, "cpu")}
-    assert rows["mla: index not run"].passed is None
-    assert rows["mla, float64: cache against recomputation"].passed
-
-
-def test_kinds_that_are_not_run_are_named() -> None:
-    rows = {r.name: r for r in correctness.measure(session_of("deepseek-v4-flash"))}
-    left_out = [name for name, r in rows.items() if name.endswith(": not run") and r.passed is None and r.note]
-    assert left_out
-    assert any("compressed" in name or "csa" in name or "hca" in name for name in left_out), left_out

@@ -15,7 +15,7 @@ from kvplan.engines import distinct
 from kvplan.errors import KvplanError
 from kvplan.probe import correctness, memory, run, sequences
 from kvplan.probe.device import detect
-from kvplan.probe.mixers import build_mixer
+from kvplan.probe.mixer_kinds import build_mixer
 from kvplan.probe.receipt import Row
 from kvplan.units import MIB
 
