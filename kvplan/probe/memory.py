@@ -268,8 +268,8 @@ def _states(session: Session) -> list[Row]:
         for layer in layers for stream in layer.streams if stream.fixed_entries is not None for part in stream.parts
     ]  # fmt: skip
     if sum(s.num_bytes for s in shapes) > session.limits.max_bytes:
-        session.lack("memory, states: one sequence does not fit into --max-memory")
-        return []
+        note = f"{human_bytes(one)} of one sequence do not fit into --max-memory at once; its layers are held below"
+        return [row("memory", "states", predicted=None, measured=None, unit="bytes", note=note)]
     session.say("memory, states")
     predicted = sequences * fixed_bytes(session.layout.spec, session.layout.formats)
     return compare(session, "states", shapes, predicted, f"{len(shapes)} tensors for {sequences} sequences")

@@ -32,10 +32,10 @@ def measure(session: Session) -> list[Row]:
     rows = []
     for tokens in _lengths(layout, session.limits.max_bytes):
         name = f"one sequence of {tokens:,} tokens"
-        held = _held(session, name, tokens)
+        held, note = _held(session, name, tokens)
         if held is not None:
             predicted = layout.sequence_bytes(tokens)
-            note = f"entries of {len(layout.layers)} layers, and their states"
+            note = f"entries of {len(layout.layers)} layers, and their states{note}"
             rows.append(row("memory", name, predicted=predicted, measured=held, unit="bytes", tolerance=0.0, note=note))
     return rows + _one_more(session)
 
@@ -54,7 +54,7 @@ def _lengths(layout: RankLayout, max_bytes: int) -> list[int]:
     full = _full_at(layout)
     if not full:
         tokens = _PLAIN_TOKENS
-        while tokens > 1 and sum(s.num_bytes for s in sequence_shapes(layout, tokens)) > max_bytes:
+        while tokens > 1 and _largest_layer(layout, tokens) > max_bytes:
             tokens //= 2
         return [tokens]
     found = {n for edge in (full[0], full[-1]) for n in (edge - 1, edge, edge + edge // 2 + 1)}
@@ -75,18 +75,37 @@ def sequence_shapes(layout: RankLayout, tokens: int) -> list[Shape]:
     return found
 
 
-def _held(session: Session, name: str, tokens: int) -> int | None:
-    """Bytes of the tensors' storages; None where they do not fit."""
-    shapes = sequence_shapes(session.layout, tokens)
-    size = sum(s.num_bytes for s in shapes)
-    if size > session.limits.max_bytes:
-        session.lack(f"memory, {name}: {human_bytes(size)} do not fit into --max-memory")
-        return None
-    with allocated(session.device, shapes) as held:
-        if isinstance(held, str):
-            session.lack(f"memory, {name}: {held}")
-            return None
-        return held.storage_bytes
+def _alone(layout: RankLayout) -> list[tuple[RankLayout, int]]:
+    """(the layout of a single layer, how many hold the same) for every kind and shape."""
+    return [(layout._replace(layers=(layer,)), layout.alike(layer)) for layer in layout.kinds()]
+
+
+def _largest_layer(layout: RankLayout, tokens: int) -> int:
+    return max(sum(s.num_bytes for s in sequence_shapes(one, tokens)) for one, _ in _alone(layout))
+
+
+def _held(session: Session, name: str, tokens: int) -> tuple[int | None, str]:
+    """(bytes of the tensors' storages, how they were held); None where they do not fit.
+
+    All layers at once, or where that is too much one of each kind and shape after the other.
+    """
+    layout, limit = session.layout, session.limits.max_bytes
+    parts, note = [(layout, 1)], ""
+    if sum(s.num_bytes for s in sequence_shapes(layout, tokens)) > limit:
+        parts, note = _alone(layout), "; one of each kind at a time, as often as there are"
+    total = 0
+    for part, count in parts:
+        shapes = sequence_shapes(part, tokens)
+        size = sum(s.num_bytes for s in shapes)
+        if size > limit:
+            session.lack(f"memory, {name}: {human_bytes(size)} of one layer do not fit into --max-memory")
+            return None, note
+        with allocated(session.device, shapes) as held:
+            if isinstance(held, str):
+                session.lack(f"memory, {name}: {held}")
+                return None, note
+            total += count * held.storage_bytes
+    return total, note
 
 
 def _one_more(session: Session) -> list[Row]:
@@ -107,13 +126,14 @@ def _one_more(session: Session) -> list[Row]:
     rows = []
     for what, tokens, at in ends:
         name = f"one more token of {what}"
-        before, after = (_held(session, name, n) for n in (tokens, tokens + ratios))
+        (before, _), (after, how) = (_held(session, name, n) for n in (tokens, tokens + ratios))
         if before is None or after is None:
             continue
         predicted = bytes_per_token(layout.spec, layout.formats, at=at)
         note = f"tensors of {tokens + ratios:,} tokens less those of {tokens:,}" + (
             f", over {ratios}" if ratios > 1 else ""
         )
+        note += how
         measured = -(-(after - before) // ratios)
         rows.append(row("memory", name, predicted=predicted, measured=measured, unit="bytes", tolerance=0.0, note=note))
     return rows

@@ -54,8 +54,26 @@ def test_a_small_limit_takes_a_shorter_sequence() -> None:
     assert failed(sequences.measure(session)) == []
     assert session.lacks == []
     session.limits = session.limits._replace(max_bytes=40 * 114_688)
+    (whole, *_) = rows = sequences.measure(session)  # 1,000 tokens of one of 28 layers are 3.9 MiB
+    assert (whole.name, whole.measured) == ("one sequence of 1,000 tokens", 1000 * 114_688)
+    assert "one of each kind at a time" in whole.note
+    assert failed(rows) == []
+    session.limits = session.limits._replace(max_bytes=40 * 4096)
     names = [r.name for r in sequences.measure(session)]
     assert "one sequence of 31 tokens" in names  # 1000, 500, 250, 125, 62, 31: the first below 40
+    assert session.lacks == []
+
+
+def test_layers_that_differ_are_held_one_of_each_where_all_do_not_fit() -> None:
+    for model in ("gemma-3-1b", "falcon-h1-0.5b"):
+        session = session_of(model, megabytes=512)
+        rows = sequences.measure(session)
+        session.limits = session.limits._replace(max_bytes=3 * MIB)
+        again = sequences.measure(session)
+        assert session.lacks == []
+        assert failed(again) == []
+        assert [(r.name, r.measured) for r in again] == [(r.name, r.measured) for r in rows]
+        assert any("one of each kind" in r.note for r in again)
 
 
 @pytest.mark.parametrize("formula", ["mixer_bytes", "state_bytes"])
