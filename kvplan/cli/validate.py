@@ -98,9 +98,25 @@ def validate(
             request, progress=bar.show, before=before,
             stopped=lambda so_far: bar.note(f"interrupted after {len(so_far.rows)} rows; everything is freed"),
         )  # fmt: skip
-    if leads:
-        _answer(out, receipt, (*deployment.warnings, *receipt.warnings), asked.get("save"))
+    if not leads:
+        return _follow(receipt)
+    _answer(out, receipt, (*deployment.warnings, *receipt.warnings), asked.get("save"))
     return _status(receipt, check="check" in asked)
+
+
+def _follow(receipt: Receipt) -> int:
+    """The exit status of a rank that is not the first, which says what went wrong on it alone.
+
+    On CPUs the first rank, whose messages then fail, reports and exits with 1: a launcher that saw this one fail
+    before would end it without a word. NCCL waits for those that are gone, so there the launcher has to end all.
+    """
+    found = [r for r in receipt.rows if r.section == "distributed" and r.measured is None]
+    troubles = [f"{r.name}: {r.note}" for r in found if r.name in ("out of memory", "distributed failed")]
+    for trouble in troubles:
+        output.say(f"rank {os.environ.get('RANK', '?')}: {trouble}")
+    if troubles:
+        return 0 if receipt.device["kind"] == "cpu" else 1
+    return _status(receipt, check=False)
 
 
 def _status(receipt: Receipt, *, check: bool) -> int:

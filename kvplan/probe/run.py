@@ -359,6 +359,8 @@ def _section(session: Session, section: str, module: str, function: str, *, debu
             raise
         said = next(iter(str(error).splitlines()), "")[:200]
         note = f"{type(error).__name__}{f': {said}' if said else ''}; --debug shows where"
+        if section == "distributed" and ("by peer" in said or "timed out" in said.lower()):
+            note = "another rank stopped or went silent; it says why on stderr, or its launcher does"
         name = f"{LONG[module]} failed" if module in LONG else f"{section} failed"
         failed = row(section, name, predicted=None, measured=None, unit="count", note=note)
         return [failed._replace(passed=False)], False

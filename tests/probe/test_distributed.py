@@ -18,8 +18,8 @@ if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
 
-def launch(*words: str, ranks: int = 2) -> list[subprocess.CompletedProcess[str]]:
-    """`kvplan` in several processes that find each other as under ``torchrun``."""
+def launch(*words: str, ranks: int = 2, code: str | None = None) -> list[subprocess.CompletedProcess[str]]:
+    """`kvplan` in several processes that find each other as under ``torchrun``; `code` runs in its place."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -29,7 +29,7 @@ def launch(*words: str, ranks: int = 2) -> list[subprocess.CompletedProcess[str]
             **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        command = [sys.executable, "-m", "kvplan", "validate", *words]
+        command = [sys.executable, *(("-c", code) if code else ("-m", "kvplan")), "validate", *words]
         started.append(
             subprocess.Popen(
                 command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
@@ -149,6 +149,37 @@ def test_a_rank_without_memory_tells_the_others(monkeypatch: pytest.MonkeyPatch)
 
     assert distributed._agreed(session, distributed.Group(0, 2), full, "step") is None
     assert said[-1] == "distributed, step: rank 0: out of memory"
+
+
+ENDS = """
+import os, signal, sys
+from kvplan.cli.main import main
+from kvplan.probe import distributed
+def end(*args):
+    {how}
+if os.environ["RANK"] == "1":
+    distributed._replicated = end
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "says"),
+    [
+        ("raise MemoryError", 0, "rank 1: out of memory: out of memory within"),
+        ("raise RuntimeError('an odd thing')", 0, "rank 1: distributed failed: RuntimeError: an odd thing"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
+    ],
+)
+def test_a_rank_that_ends_ends_the_others_with_a_report(how: str, status: int, says: str) -> None:
+    """The first rank reports and fails; one that a launcher saw fail before it would have it ended without a word."""
+    words = ("llama-3.2-1b", "--device", "cpu", "--quick", "--only", "distributed", "--json")
+    first, second = launch(*words, code=ENDS.format(how=how))
+    assert (first.returncode, second.returncode) == (1, status)
+    assert says in second.stderr
+    (row,) = json.loads(first.stdout)["rows"]
+    assert (row["name"], row["pass"]) == ("distributed failed", False)
+    assert "another rank stopped" in row["note"]
 
 
 def test_what_runs_alone_is_refused_among_several() -> None:
