@@ -228,7 +228,7 @@ def page(tag: str) -> list[str]:
 
 
 def rows(schema: dict[str, Any]) -> list[str]:
-    found = ["| key | type | |", "| --- | --- | --- |"]
+    found = ["| key | type | meaning |", "| --- | --- | --- |"]
     for key, value in schema["properties"].items():
         kind = f'`"{value["const"]}"`' if "const" in value else words(value)
         found.append(f"| `{key}` | {kind} | {value.get('description', '')} |")

@@ -206,7 +206,7 @@ def row(name: str, results: list[Result], of: str = "predicted") -> str:
 def table(results: list[Result]) -> list[str]:
     """Every case: truth, prediction, bounds."""
     lines = [
-        "| case | version | GPU | printed | predicted | error | bounds | |",
+        "| case | version | GPU | printed | predicted | error | bounds | note |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for r in sorted(results, key=lambda r: (tuple(map(int, r.case.version.split("."))), r.case.id)):
@@ -262,7 +262,7 @@ OTHERS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 
 def others() -> list[str]:
     """A row for every log of another engine; its release and GPU are inferred from date and memory."""
-    lines = ["| log | engine | GPU | printed | predicted | error | bounds | |", "| --- " * 8 + "|"]
+    lines = ["| log | engine | GPU | printed | predicted | error | bounds | note |", "| --- " * 8 + "|"]
     for name, engine, gpu, more in OTHERS:
         log = read_log(str(LOGS / f"{name}.log"))
         found = deployment(log, name=name, model=None, gpu=load_gpu(gpu), engine=engine, given=dict(more))

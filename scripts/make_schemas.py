@@ -171,7 +171,7 @@ def shown(schema: dict[str, Any]) -> str:
 
 
 def table(schema: dict[str, Any]) -> list[str]:
-    rows = ["| key | type | |", "| --- | --- | --- |"]
+    rows = ["| key | type | meaning |", "| --- | --- | --- |"]
     for key, value in schema["properties"].items():
         rows.append(f"| `{key}` | {shown(value)} | {value.get('description', '').replace('|', chr(92) + '|')} |")
     return rows

@@ -282,7 +282,7 @@ def attention_errors(data: dict[str, Any]) -> list[float]:
 def report_rows() -> list[str]:
     """Every single report, and those set aside."""
     seen, aside = reports()
-    lines = ["| report | GPU | batch | measured ms | predicted ms | error % | low to high | |"]
+    lines = ["| report | GPU | batch | measured ms | predicted ms | error % | low to high | note |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
     errors: dict[str, list[float]] = {}
     inside = 0

@@ -293,18 +293,22 @@ class LazyGroup(Group):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
     def overview(self, ctx: Any) -> str:
+        from shutil import get_terminal_size
         from textwrap import wrap
 
         shown = [(f"kvplan {line}", text) for line, text in (EXAMPLES[place] for place in FIRST)]
         width = max(len(line) for line, _ in shown)
         lines = [f"  {line.ljust(width)}   {text}" for line, text in shown]
+        columns = get_terminal_size((80, 24)).columns
+        if max(map(len, lines)) > columns:
+            lines = [f"  {line}\n      {text}" for line, text in shown]
         return "\n".join(
             [
-                f"kvplan {__version__}: what the KV cache of an LLM costs, and what fits beside the weights",
+                f"kvplan {__version__}: the KV cache of an LLM, and what fits beside the weights",
                 "",
                 *lines,
                 "",
-                *wrap(f"Commands: {', '.join(VERBS)}.", 96, subsequent_indent="  "),
+                *wrap(f"Commands: {', '.join(VERBS)}.", min(columns, 96), subsequent_indent="  "),
                 "`kvplan COMMAND --help` explains one.",
             ]
         )

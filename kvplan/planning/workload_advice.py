@@ -35,9 +35,9 @@ def missed(target: Target) -> str:
     return f"{what} {said}, {flag} asks for {seconds(target.target)}"
 
 
-def seconds(value: float) -> str:
+def seconds(value: float, digits: int = 3) -> str:
     """``1.2 s`` or ``31.4 ms``."""
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    return f"{value:.{digits}g} s" if value >= 1 else f"{value * 1e3:.{digits}g} ms"
 
 
 class _Attempts:

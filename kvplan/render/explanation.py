@@ -12,9 +12,10 @@ Plain = dict[str, Any]
 
 def explain_report(plain: Plain) -> Document:
     """The document of one explanation (the object that ``explain --json`` prints)."""
+    formula = [("bytes per token", f"= {plain['formula']}"), ("", f"= {plain['worked']}")]
     parts: list[Part] = [
         Title(f"{plain['model']}: {human_bytes(plain['bytes_per_token'])} of KV cache per token"),
-        Notes([f"bytes per token = {plain['formula']}", f"= {plain['worked']}"], title="Formula"),
+        KeyValues(formula, title="Formula"),
     ]
     if plain["streams"]:
         parts.append(_streams(plain))

@@ -116,9 +116,14 @@ def test_the_examples_of_the_help_work(desk: Path, example: str, capsys: pytest.
     assert seen.err if example == "check --init" else seen.out
 
 
-def test_the_start_page_shows_some_of_them_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_start_page_shows_some_of_them_within_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert main([]) == 0
     shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
     for place in app_module.FIRST:
         assert app_module.EXAMPLES[place][0] in shown
 

@@ -123,7 +123,8 @@ class Misses:
             text = f"{best.miss * MOST_COPIES:,.0f} copies"
         else:
             target = {"ttft": self.ask.ttft, "tpot": self.ask.tpot, "concurrency": self.ask.limits.request}[best.why]
-            text = f"{seconds(best.seconds)} for a request that is alone, {seconds(target or 0.0)} asked"
+            took, asked = _apart(best.seconds, target or 0.0)
+            text = f"{took} for a request that is alone, {asked} asked"
         case = best.case
         return Nearest(
             gpu, case.engine, layout_text(case), case.weights, case.cache, best.miss, f"{text}, {case.weights} weights"
@@ -181,3 +182,12 @@ def layout_text(case: Case) -> str:
     layout: Any = case.layout
     names = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "dcp") if getattr(layout, name) > 1]
     return ", ".join([*names, *(["experts dealt"] if layout.expert_parallel else [])]) or "1 GPU"
+
+
+def _apart(value: float, limit: float) -> tuple[str, str]:
+    """Both as text, with more digits where three would make one of them."""
+    for digits in range(3, 9):
+        texts = seconds(value, digits), seconds(limit, digits)
+        if texts[0] != texts[1] or value == limit:
+            break
+    return texts
