@@ -317,8 +317,8 @@ class TestHelp:
     def test_alone_it_shows_how_to_start(self, run: Run) -> None:
         done = run()
         assert (done.status, done.err) == (0, "")
-        assert len(done.out.splitlines()) < 15
-        assert max(map(len, done.out.splitlines())) <= 100
+        assert len(done.out.splitlines()) < 24  # lines of a terminal, and the prompt
+        assert max(map(len, done.out.splitlines())) <= 80
         for verb in app_module.VERBS:
             assert verb in done.out
 
