@@ -33,18 +33,13 @@ def served_model(model: ModelSpec, engine: Engine, settings: Settings) -> ModelS
 
     draft = replace(_find(spoken.model), dtype=model.dtype, draft_layers=(), draft_tensors=())
     shard_model(draft, tp=settings.tensor_parallel_size)  # refused by its own name
-    same = (draft.vocab_size, _width(draft)) == (model.vocab_size, _width(model))
+    same = (draft.vocab_size, draft.embedding_width) == (model.vocab_size, model.embedding_width)
     names = {name: _PREFIX + name for name in draft.blocks}
     found = drafted(model, draft, blocks=names, shares_ends=spoken.shares_ends and same)
     if model.checkpoint is None or "draft" not in model.checkpoint.stored:
         return found
     stored = {role: sizes for role, sizes in model.checkpoint.stored.items() if role != "draft"}
     return replace(found, checkpoint=replace(model.checkpoint, stored=stored))  # its own drafts do not run
-
-
-def _width(model: ModelSpec) -> int:
-    """Of a row of the embedding."""
-    return model.embedding_size or model.hidden_size
 
 
 def _find(draft: Any) -> ModelSpec:

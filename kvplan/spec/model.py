@@ -156,6 +156,11 @@ class ModelSpec(Shown):
         return len(self.layers)
 
     @property
+    def embedding_width(self) -> int:
+        """Elements of a row of the token embedding."""
+        return self.embedding_size or self.hidden_size
+
+    @property
     def draft_model(self) -> ModelSpec | None:
         """The other checkpoint that drafts for this one (`kvplan.spec.drafted`); None: there is none."""
         return None
@@ -179,7 +184,7 @@ class ModelSpec(Shown):
 
     def tensors_outside_layers(self) -> tuple[Tensor, ...]:
         """Embeddings, head, final norm and whatever else belongs to no layer."""
-        width = self.embedding_size or self.hidden_size
+        width = self.embedding_width
         found = [Tensor("token_embd", "embedding", (self.vocab_size, width))]
         if self.position_embeddings:
             found.append(Tensor("position_embd", "embedding", (self.position_embeddings, self.hidden_size)))

@@ -10,8 +10,10 @@
 
 A sample is drawn uniformly from a package's sites (``sites.py``), and one alternative of each. A fault lives in the
 memory of a forked process alone (``fork.py``), so the tree is never touched. Of the tests that execute the line
-(``reach.py``; for what runs at import, those that reach the code that uses it), those that mirror the module come
-first, different test functions before further cases of one, quick ones before slow ones.
+(``reach.py``; for what runs at import, those that reach the code that uses it), those that noticed most faults of this
+module and of others come first, then those that call the changed function by its name, then those that mirror the
+module; different test functions before further cases of one, quick ones before slow ones. The first failure ends a
+trial, and so does a test that takes five times as long.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ import json
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +41,8 @@ from sites import sites
 
 FIRST = 12
 """Tests that are tried whatever their time."""
+WALL_SECONDS = 300
+"""After which a trial is given up: not counted as noticed, since the machine may have been busy."""
 
 
 class Mutant(NamedTuple):
@@ -55,11 +61,24 @@ class Trial(NamedTuple):
     began: float
 
 
-def begin(session: Session, mutant: Mutant, tests: Tests, longest: float) -> tuple[int, Trial]:
+def ordered(reaching: list[str], path: str, noticed: Counter[tuple[str, str]]) -> list[str]:
+    """Tests that noticed faults before come first: three of this module's, then three of any."""
+    overall: Counter[str] = Counter()
+    for (_, test), times in noticed.items():
+        overall[test] += times
+    own = sorted((t for t in reaching if noticed[path, t]), key=lambda t: -noticed[path, t])[:3]
+    others = sorted((t for t in reaching if overall[t] > 1), key=lambda t: -overall[t])[:3]
+    return list(dict.fromkeys((*own, *others, *reaching)))
+
+
+def begin(
+    session: Session, mutant: Mutant, tests: Tests, longest: float, noticed: Counter[tuple[str, str]]
+) -> tuple[int, Trial]:
     """(process, trial): set a fault and have the tests that reach it run."""
     tree = ast.parse((ROOT / mutant.path).read_text(encoding="utf-8"))
     site = sites(tree)[mutant.site]
     reaching = [test for test in tests.reaching(mutant.path, site, tree) if test in session.items]
+    reaching = ordered(reaching, mutant.path, noticed)
     tried, spent = reaching[:FIRST], 0.0
     for test in reaching[FIRST:]:
         spent += tests.time(test)
@@ -70,7 +89,7 @@ def begin(session: Session, mutant: Mutant, tests: Tests, longest: float) -> tup
     other = site.alternatives[mutant.alternative]
     site.put(other)
     row |= {"after": ast.unparse(other)[:160], "reaching": len(reaching), "tried": len(tried)}
-    process, tells = session.start(mutant.path, tree, site, tried, 30 + 2 * sum(map(tests.time, tried)))
+    process, tells = session.start(mutant.path, tree, site, {test: tests.time(test) for test in tried})
     return process, Trial(row, tells, time.monotonic())
 
 
@@ -78,7 +97,8 @@ def end(trial: Trial, status: int) -> dict[str, Any]:
     """What came of a trial whose process ended."""
     with os.fdopen(trial.tells, "rb") as told:
         by = told.read().decode(errors="replace").split("\n")[0]
-    outcome = NAMED.get(status, "killed" if by else "error")
+    late = time.monotonic() - trial.began > WALL_SECONDS
+    outcome = "given up" if late else NAMED.get(status, "killed" if by else "error")
     return trial.row | {
         "outcome": outcome,
         "by": by or f"(exit {status})",
@@ -95,16 +115,21 @@ class Run:
     def pytest_runtestloop(self, session: Any) -> bool:
         """Judge mutants and append what came of each to a file."""
         parent, tests, trials = Session(session), Tests(self.store), dict[int, Trial]()
-        waiting = self.rows[::-1]
+        waiting, noticed = self.rows[::-1], Counter[tuple[str, str]]()
         with (self.store / self.name).open("a", encoding="utf-8") as out:
             while waiting or trials:
                 while waiting and len(trials) < self.jobs:
-                    process, trial = begin(parent, waiting.pop(), tests, self.longest)
+                    process, trial = begin(parent, waiting.pop(), tests, self.longest, noticed)
                     trials[process] = trial
-                process, raw = os.waitpid(-1, 0)
+                process, raw = os.waitpid(-1, os.WNOHANG)
+                for late in [p for p, t in trials.items() if time.monotonic() - t.began > WALL_SECONDS]:
+                    with suppress(ProcessLookupError):
+                        os.killpg(late, signal.SIGKILL)
                 if process not in trials:
+                    time.sleep(0.02)
                     continue
                 done = end(trials.pop(process), os.waitstatus_to_exitcode(raw))
+                noticed[done["path"], done["by"]] += done["outcome"] == "killed"
                 os.write(out.fileno(), (json.dumps(done) + "\n").encode())
                 text = f"{done['outcome']:9} {done['path']}:{done['line']}  {done['before']} -> {done['after']}\n"
                 os.write(2, text.encode())

@@ -27,6 +27,8 @@ from reach import PACKAGES, ROOT
 from sites import Site
 
 MEMORY_BYTES = 8 << 30
+CPU_SECONDS = 10
+"""A test may take as much processor time, and five times what it took before, until it counts as hanging."""
 NAMED = {0: "survived", 1: "killed", 2: "killed", 5: "no test", -24: "timeout", -9: "timeout"}
 """Exit statuses; 2 is a module that can no longer be imported, 24 the signal of spent CPU time."""
 
@@ -51,13 +53,19 @@ class Changed(MetaPathFinder):
 class Telling:
     """A pytest plugin: keeps chosen tests in their order, and says which one fails first."""
 
-    def __init__(self, tests: list[str], say: int) -> None:
+    def __init__(self, tests: dict[str, float], say: int) -> None:
         self.order = {test: n for n, test in enumerate(tests)}
-        self.say = say
+        self.seconds, self.say = tests, say
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Keep and sort."""
         items[:] = sorted((i for i in items if i.nodeid in self.order), key=lambda i: self.order[i.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Set when a test has hung: the first one may read files that all need."""
+        spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        seconds = int(spent + CPU_SECONDS + 5 * self.seconds.get(nodeid, 0.0)) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """The name of a failure goes to the parent."""
@@ -82,8 +90,12 @@ class Session:
         self.caches = [f for f in gc.get_objects() if isinstance(f, _lru_cache_wrapper) and _ours(f.__module__)]
         gc.freeze()
 
-    def start(self, path: str, tree: ast.Module, site: Site, tests: list[str], seconds: float) -> tuple[int, int]:
-        """(process, where it tells): a fork that tries tests on a changed tree, whose site holds the fault."""
+    def start(self, path: str, tree: ast.Module, site: Site, tests: dict[str, float]) -> tuple[int, int]:
+        """(process, where it tells): a fork that tries tests on a changed tree, whose site holds the fault.
+
+        Args:
+            tests: in the order in which they are tried, and the seconds that each took before.
+        """
         change = Changed(path, tree)
         read, write = os.pipe()
         child = os.fork()
@@ -93,7 +105,7 @@ class Session:
         status = 70
         try:
             os.close(read)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
+            os.setpgid(0, 0)  # what a test starts ends with it
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
             quiet = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
@@ -119,7 +131,7 @@ class Session:
             function.cache_clear()
         return True
 
-    def _swapped(self, change: Changed, tests: list[str], write: int) -> int:
+    def _swapped(self, change: Changed, tests: dict[str, float], write: int) -> int:
         manager = self.pytest.config.pluginmanager
         manager.register(Telling(tests, write))
         items = [self.items[test] for test in tests if test in self.items]
@@ -133,7 +145,7 @@ class Session:
         return 0
 
 
-def _anew(change: Changed, tests: list[str], write: int) -> int:
+def _anew(change: Changed, tests: dict[str, float], write: int) -> int:
     for name in [name for name in sys.modules if _ours(name)]:
         del sys.modules[name]
     sys.meta_path.insert(0, change)

@@ -16,7 +16,8 @@ from sites import Site
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("cache", "engines", "planning")
-LEFT_OUT = ("tests/probe", "tests/fuzz", "tests/test_docs.py", "tests/cli/test_startup.py")
+LEFT_OUT = ("tests/probe", "tests/fuzz", "tests/docs", "tests/hardening", "tests/cli/test_startup.py")
+"""Tests of other processes, of the probe and of texts, and those that ask only that nothing is raised."""
 
 
 def learn(store: Path, only: list[str]) -> int:
@@ -89,16 +90,32 @@ class Tests:
             if not found:  # nothing names it: whatever runs in this module
                 found = set().union(*(self.at(path, f.lineno + 1, f.end_lineno or 0) for f in _functions(tree)), set())
         words = set(Path(path).with_suffix("").parts[2:]) - {"engine", "__init__"}
+        called = site.inside.name if site.inside is not None else ""
         by_function: dict[str, list[str]] = defaultdict(list)
         told = [test for test in found if _junit(test) not in self.silent]
         for test in sorted(told, key=lambda t: (self.time(t), t)):
             by_function[test.split("[")[0]].append(test)
         turns = [
-            (not any(word in test.split("::")[0] for word in words), turn, self.time(test), test)
-            for tests in by_function.values()
+            (_far(function, called, words), turn, self.time(test), test)
+            for function, tests in by_function.items()
             for turn, test in enumerate(tests)
         ]
         return [test for *_, test in sorted(turns)]
+
+
+def _far(function: str, called: str, words: set[str]) -> int:
+    """How far a test function is from the code: it calls the changed function by name, mirrors its module, neither."""
+    file, _, name = function.partition("::")
+    if called and re.search(rf"\b{called}\(", _bodies(file).get(name, "")):
+        return 0
+    return 1 if any(word in file for word in words) else 2
+
+
+@cache
+def _bodies(file: str) -> dict[str, str]:
+    """Test function -> its text, of one file."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return {f.name: ast.get_source_segment(text, f) or "" for f in _functions(ast.parse(text))}
 
 
 def _junit(test: str) -> str:

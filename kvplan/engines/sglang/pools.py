@@ -6,6 +6,7 @@ Read in SGLang 0.5.23 ``python/sglang/srt/model_executor/pool_configurator.py`` 
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.cache.bytes import KvFormats, state_bytes, stream_rows
@@ -57,7 +58,7 @@ class Cell(NamedTuple):
     def tokens_bytes(self, tokens: int, ratio: float, window_tokens: int | None) -> int:
         """Bytes of `tokens` tokens; with a windowed pool of `window_tokens`, where its size is set."""
         if window_tokens is None or not (self.full and self.windowed):
-            return int(tokens * self.token_bytes(ratio))
+            return ceil(tokens * self.token_bytes(ratio))
         return tokens * self.full + window_tokens * self.windowed
 
 

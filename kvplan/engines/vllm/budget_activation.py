@@ -191,7 +191,7 @@ def compile_peak(stage: Stage, model: ModelSpec, settings: Settings, vocab_rows:
     outside = bool(model.towers) and not settings.extra.get("language_model_only")
     if settings.enforce_eager or version < versions.COLD_COMPILE or not stage.first or outside:
         return Peak("compilation", 0, 0, 0)
-    size = 2 * vocab_rows * (model.embedding_size or model.hidden_size)
+    size = 2 * vocab_rows * model.embedding_width
     known = settings.extra.get("compile_cache")
     if known == "warm":
         return Peak("compilation", 0, 0, 0)

@@ -137,8 +137,6 @@ class Misses:
 
     def verdict(self) -> str:
         """Why nothing carries the workload, in one sentence."""
-        if not self._best:
-            return "there is nothing to try"
         best = max(b.reached for b in self._best.values())
         gpu, nearest = min(((g, b) for g, b in self._best.items() if b.reached == best), key=lambda pair: pair[1].miss)
         if best == TARGETS:

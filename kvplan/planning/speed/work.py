@@ -100,7 +100,7 @@ def stage_work(
     head_bytes, head_parameters = (head.num_bytes, head.parameters) if head else (0, 0)
     if stage.last and head is None and model.tie_word_embeddings and (table := sums.get("embedding")):
         rows = -(-model.vocab_size // settings.tensor_parallel_size)
-        head_parameters = min(rows * (model.embedding_size or model.hidden_size), table.parameters)
+        head_parameters = min(rows * model.embedding_width, table.parameters)
         head_bytes = table.num_bytes * head_parameters // table.parameters
         weights += head_bytes
     counted = tuple(spec.mixers())
@@ -109,7 +109,7 @@ def stage_work(
         experts=_experts(model, spec, sums.get("routed_experts"), settings), mixers=counted, formats=formats,
         state_bytes=sum(layers * state_bytes(mixer, formats) for layers, mixer in counted),
         dcp=settings.decode_context_parallel_size, kernels=_kernels(spec, head_bytes > 0),
-        hidden_size=model.hidden_size, vocab_rows=head_parameters // (model.embedding_size or model.hidden_size),
+        hidden_size=model.hidden_size, vocab_rows=head_parameters // model.embedding_width,
         spec=spec, edge_bytes=edge_surplus(spec, formats, ends=(stage.first, stage.last)),
     )  # fmt: skip
     return made if draft is None else made._replace(draft=_draft_work(model, stage, draft, made, settings))
