@@ -10,6 +10,7 @@ import pytest
 from kvplan import load_gpu, load_model, plan
 from kvplan.engines import get_engine
 from kvplan.engines.common import nearest_of
+from kvplan.engines.llama_cpp import offload
 from kvplan.engines.mlx import growth
 from kvplan.engines.sglang.fraction import chunk_default, decode_batch_default, encoder_factor
 from kvplan.engines.sglang.pools import Cell, pools_of
@@ -85,6 +86,12 @@ def test_sglang_starts_from_its_least_bytes_on(page: int) -> None:
     assert not chosen.pool(found.stages, found.settings, (least - int(2 * page * 44236.8),)).starts
 
 
+def test_a_windowed_pool_that_holds_no_window_says_what_it_needs() -> None:
+    chosen, found = outcome("gpt-oss-20b", "sglang", page_size=64)
+    refusal = chosen.pool(found.stages, found.settings, (150 * 44_237,)).refusal
+    assert refusal == "64 tokens for windowed layers, and one request needs more than 191"
+
+
 @pytest.mark.parametrize(("tokens", "windowed"), [(50, 64), (128, 128), (1000, 192), (4096, 192)])
 def test_a_request_of_gpt_oss_holds_its_window_and_a_page(tokens: int, windowed: int) -> None:
     """12 layers of each sort, 2 KiB a token and layer; the window of 128 and a page of 64 beside."""
@@ -138,6 +145,15 @@ def test_latent_rows_that_llama_cpp_keeps_whole() -> None:
     told = "llama.cpp caches K and V of every head for minicpm3, not the latent row"
     assert told in plan(whole, engine="llama.cpp", **given).warnings
     assert told not in plan(spec, engine="llama.cpp", **given).warnings
+
+
+@pytest.mark.parametrize(
+    ("asked", "layers"), [(None, 33), ("all", 33), (-1, 33), (" Auto ", 33), (99, 33), (33, 33), (32, 32), (7, 7), (0, 0)]
+)
+def test_layers_on_gpus_with_the_output_head_as_the_last(asked: Any, layers: int) -> None:
+    assert offload.gpu_layers(asked, 32) == layers
+    if layers:
+        assert offload.split(32, layers, (1.0,)).host == min(32, 33 - layers)
 
 
 def test_blocks_of_a_quantised_type_divide_a_latent_row() -> None:
