@@ -148,7 +148,8 @@ def test_latent_rows_that_llama_cpp_keeps_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "layers"), [(None, 33), ("all", 33), (-1, 33), (" Auto ", 33), (99, 33), (33, 33), (32, 32), (7, 7), (0, 0)]
+    ("asked", "layers"),
+    [(None, 33), ("all", 33), (-1, 33), (" Auto ", 33), (99, 33), (33, 33), (32, 32), (7, 7), (0, 0)],
 )
 def test_layers_on_gpus_with_the_output_head_as_the_last(asked: Any, layers: int) -> None:
     assert offload.gpu_layers(asked, 32) == layers
