@@ -10,6 +10,7 @@ import pytest
 
 from kvplan import load_gpu, load_model, plan
 from kvplan.errors import InputError, KvplanError, UnsupportedError
+from kvplan.planning.fit.misses import _apart
 from kvplan.planning.fit.search import fit
 from kvplan.planning.speed.constants import ENGINES, engine_rates
 
@@ -142,3 +143,10 @@ def test_a_row_carries_what_its_engine_says() -> None:
     assert [text for text in row.warnings if "no bfloat16" in text and "float16, as many bytes" in text]
     (row,) = searched(gpus=("h100-sxm",), model="llama-3.2-1b").rows
     assert row.warnings == ()
+
+
+def test_a_time_and_its_limit_never_read_alike_unless_they_are() -> None:
+    assert _apart(0.365, 1.0) == ("365 ms", "1 s")
+    assert _apart(1.003, 1.0) == ("1.003 s", "1 s")
+    assert _apart(0.0400049, 0.04) == ("40.005 ms", "40 ms")
+    assert _apart(1.0, 1.0) == ("1 s", "1 s")
