@@ -48,6 +48,7 @@ def accuracy() -> str:
     typical, nine, largest = off.split(" / ")
     prompts, late, _ = row("speed.md", "nvidia")
     step = row("validation/h200-decode.md", "median miss before calibration")[0]
+    allocated = 1 + len(list((ROOT / "docs" / "validation" / "memory").glob("mem-*.json")))  # and that of the whole run
     return "\n".join(
         [
             "| question | against | error |",
@@ -56,7 +57,7 @@ def accuracy() -> str:
             "| caches laid out | llama.cpp, transformers, MLX-LM, ExLlamaV3, "
             f"{count('llama_cpp', 'transformers', 'mlx_lm', 'exllamav3')} cases | none within what they print "
             "(two recordings leave out state that kvplan counts) |",
-            "| caches allocated | one H200, 4 models, 4 formats, to the byte and to the last block | none |",
+            f"| caches allocated | one H200, {allocated} models, 4 formats, to the byte and to the last block | none |",
             f"| bytes vLLM leaves for the cache | {logs} public start-up logs, everything stated | median {half} GiB, "
             f"nine in ten under {most} GiB, worst {worst} GiB; {bounds} within the bounds |",
             f"| one decode step | llama.cpp on NVIDIA cards, {points} points, each chip left out | "
