@@ -80,8 +80,11 @@ def validate(
     for name in ("save", "check"):
         if name in asked:
             _refuse_uncalibrated(f"--{name}", sections, ranks)
-    if "save" in asked:
-        _refuse_save(asked["save"])
+    out = output.of(ctx)
+    for flag, path in (("--save", asked.get("save")), ("-o", out.file)):
+        if path is not None:
+            _refuse_unwritable(flag, path)
+    _refuse_engines(given.get("engine"))
     asked["device"] = _local_device(asked.get("device"))
     if ranks > 1:
         given.setdefault("tensor_parallel_size", ranks)
@@ -92,7 +95,7 @@ def validate(
         deployment.model, deployment.engine, deployment.settings, device, asked.get("max_memory"),
         asked.get("quick", False), asked.get("fill", False), asked.get("busy", False), sections, ctx.meta[_DEBUG],
     )  # fmt: skip
-    out, leads = output.of(ctx), _leads()
+    leads = _leads()
     with StepBar(quiet=out.quiet or not leads) as bar:
         receipt = validate(
             request, progress=bar.show, before=before,
@@ -181,7 +184,17 @@ def _refuse_uncalibrated(flag: str, sections: tuple[str, ...] | None, ranks: int
         )  # fmt: skip
 
 
-def _refuse_save(path: str) -> None:
+def _refuse_engines(names: str | None) -> None:
+    """Raise where several engines are asked for.
+
+    Raises:
+        InputError: says that there is one layout to allocate.
+    """
+    if names is not None and (names == "all" or "," in names):
+        raise InputError("one engine's layout is allocated at a time", where="--engine", hint="type --engine vllm")
+
+
+def _refuse_unwritable(flag: str, path: str) -> None:
     """Raise before minutes of measuring where the file could not be written after them.
 
     Raises:
@@ -189,9 +202,9 @@ def _refuse_save(path: str) -> None:
     """
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise InputError(f"no folder {printable(folder)}", where="--save", hint="name a file that can be written")
+        raise InputError(f"no folder {printable(folder)}", where=flag, hint="name a file that can be written")
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise InputError(f"cannot write {printable(path)}", where="--save", hint="name a file that can be written")
+        raise InputError(f"cannot write {printable(path)}", where=flag, hint="name a file that can be written")
 
 
 def _earlier(path: str, device: ProbeDevice) -> Calibration:

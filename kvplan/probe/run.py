@@ -52,8 +52,8 @@ DISTRIBUTED = ("distributed", "kvplan.probe.distributed", "measure")
 
 FULL_SECONDS, QUICK_SECONDS = 260.0, 42.0
 """After which no new shape is begun: a full run stays under five minutes, a quick one under one."""
-ATTENTION_SHARE = 0.3
-"""Of the seconds left, on a CPU: its passes are long, and whole steps come after it."""
+SLOW_SHARES = {"kvplan.probe.attention": 0.3, "kvplan.probe.step": 0.8}
+"""Of the seconds left, on a CPU: its passes are long, and others come after them."""
 CPU_BYTES = 2 * GIB
 FREE_SHARE = 0.9
 """Of the free memory of a GPU that is used at most unless told otherwise."""
@@ -268,8 +268,8 @@ def _validate(
                 session.lack(f"{section}, {LONG[module]}: {note}")
                 done += 1
                 continue
-            if section == "attention" and session.limits.slow:
-                share = ATTENTION_SHARE * limits.seconds_left
+            if session.limits.slow:
+                share = SLOW_SHARES.get(module, 1.0) * limits.seconds_left
                 session.limits = limits._replace(deadline=time.monotonic() + share)
             found, ended = _section(session, section, module, function, debug=request.debug)
             rows += found
@@ -310,7 +310,7 @@ def _steps(request: Request, *, drift: bool) -> list[tuple[str, str, str]]:
     if world_size() > 1:
         steps = [STEPS[0], DISTRIBUTED]
     if request.sections is not None:
-        _refuse_absent(request.sections, {s[0] for s in steps} | ({"drift"} if drift else set()))
+        _refuse_absent(request.sections, {s[0] for s in steps} | ({"drift"} if drift else set()), request.device)
         steps = [s for s in steps if s[0] in request.sections]
     if not steps:
         raise InputError("drift is worked out from what other sections measure", where="--only",
@@ -318,7 +318,7 @@ def _steps(request: Request, *, drift: bool) -> list[tuple[str, str, str]]:
     return steps
 
 
-def _refuse_absent(asked: tuple[str, ...], there: set[str]) -> None:
+def _refuse_absent(asked: tuple[str, ...], there: set[str], device: ProbeDevice) -> None:
     """Raise where sections are asked for that this run does not have."""
     for name in asked:
         if name in there:
@@ -329,6 +329,8 @@ def _refuse_absent(asked: tuple[str, ...], there: set[str]) -> None:
             hint = "start it under torchrun: torchrun --nproc-per-node 2 -m kvplan validate ..."
         elif name == "fill":
             hint = "add --fill: it takes all free memory of the GPU for moments"
+            if not device.is_cuda:
+                hint = f"it fills a GPU, and the device is a {device.kind}: leave it out"
         else:
             hint = "under torchrun there are device and distributed; run the others without it"
         raise InputError(f"nothing to measure for {name} in this run", where="--only", hint=hint)

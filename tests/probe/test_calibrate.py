@@ -93,7 +93,9 @@ def test_the_same_machine_does_not_drift_and_a_slower_one_does() -> None:
 
 def test_a_cpu_may_drift_more() -> None:
     before = from_data(calibration_data(session_with()))
-    assert all(r.passed for r in drift_rows(before, session_with("cpu", scale=0.7), ALL))
+    rows = drift_rows(before, session_with("cpu", scale=0.7), ALL)
+    assert {r.name for r in rows if r.passed is None} == {"attention, 16: latency"}  # it says nothing on a CPU
+    assert all(r.passed for r in rows if not r.name.endswith("latency"))
     assert not all(r.passed for r in drift_rows(before, session_with("cpu", scale=0.4), ALL))
 
 
