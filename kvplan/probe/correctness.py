@@ -175,12 +175,28 @@ def _growth(session: Session, kind: CacheKind, device: Any) -> list[Row]:
 
 
 def _flops(step: Any, tokens: int) -> int:
-    from torch.utils.flop_counter import FlopCounterMode
+    """FLOPs of the matrix products of a step, counted at their calls.
+
+    torch's own counter does the same one level below, and takes two seconds to load what that needs.
+    """
+    from torch.overrides import TorchFunctionMode
+
+    torch = extras.torch()
+    products = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+
+    class Counter(TorchFunctionMode):  # type: ignore[misc]  # torch has no types for it
+        total = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if func in products:
+                self.total += 2 * out.numel() * args[0].shape[-1]
+            return out
 
     run = step(tokens)
-    with FlopCounterMode(display=False) as counter:
+    with Counter() as counter:
         run()
-    return int(counter.get_total_flops())
+    return int(counter.total)
 
 
 def _seconds(session: Session, step: Any, tokens: int) -> float:

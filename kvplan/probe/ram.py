@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvplan.probe.session import Session
 
 POINTS = ((1, 128), (1, 2048), (4, 2048))
-"""(batch, context): weights alone, then more and more cache."""
+"""(batch, context): weights alone, then more and more cache; a quick run takes the first and the last."""
 TOLERANCE = 3.0
 """A step may take four times what its bytes take at the rate that is read between the steps (1.6 to 2.9 times as long,
 measured on two shared cores): operators cost calls besides."""
@@ -45,7 +45,7 @@ def measure(session: Session) -> list[Row]:
         note = "only models of plain attention and gated, dense FFNs of one width are run in float32"
         return [row("decode", "float32 step in RAM", predicted=None, measured=None, unit="s", note=note)]
     rows: list[Row] = []
-    for batch, context in POINTS:
+    for batch, context in POINTS[:: 2 if session.limits.quick else 1]:
         one = shape._replace(layers=1, batch=batch, context=context)
         layers = min(session.layout.spec.num_layers, min(_BYTES, session.limits.max_bytes // 2) // one.layer_bytes)
         if session.limits.quick:

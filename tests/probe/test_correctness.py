@@ -113,6 +113,19 @@ def test_work_of_a_step_grows_with_the_length_and_with_its_square() -> None:
     assert exponents == pytest.approx([1, 2], abs=0.02)
 
 
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "deepseek-v2-lite"])
+def test_products_are_counted_as_torch_counts_them(model: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    session = session_of(model)
+    built: Any = build_mixer(correctness._mixers(session)[0][1], 0, "cpu")
+    for step in (built.cached_step, built.uncached_step):
+        run = step(64)
+        with FlopCounterMode(display=False) as counter:
+            run()
+        assert correctness._flops(step, 64) == counter.get_total_flops() > 0
+
+
 def test_an_index_that_is_not_run_is_named() -> None:
     session = session_of("deepseek-v3.2", "transformers", megabytes=1024, max_model_len=2048)
     rows = {r.name: r for r in correctness._measure(session, "cpu")}
