@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.probe import timing
+from kvplan.probe.device import detect
 
 
 def device(**facts: Any) -> Any:
@@ -85,3 +87,27 @@ def test_ranks_that_talk_do_the_same_number_of_passes(seconds: float, monkeypatc
 
     timing.sample(device(is_cuda=True), work, samples=3, graph=False, replays=7)
     assert len(calls) == 7 + 3
+
+
+@pytest.mark.parametrize(("alone", "together", "expected"), [(1e-3, 30e-3, 1), (2e-3, 1e-3, 2)])
+def test_one_thread_runs_where_several_wait_for_one_another(
+    alone: float, together: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += alone if torch.get_num_threads() == 1 else together
+        return now[0]
+
+    torch = pytest.importorskip("torch", reason="the probe's extra is not installed")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        monkeypatch.setattr(timing.time, "perf_counter", clock)
+        with timing.quickest_threads(detect("cpu")) as threads:
+            assert threads == torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 2
+        with timing.quickest_threads(replace(detect("cpu"), kind="cuda")) as threads:
+            assert threads is None
+    finally:
+        torch.set_num_threads(before)
