@@ -86,6 +86,22 @@ def test_sglang_starts_from_its_least_bytes_on(page: int) -> None:
     assert not chosen.pool(found.stages, found.settings, (least - int(2 * page * 44236.8),)).starts
 
 
+def test_a_common_prefix_is_held_once_under_sglang() -> None:
+    """Ten requests of 1,280 tokens that share 1,000: 10 x 1280 - 9 x 1000 tokens, whole pages."""
+    for page, shared in ((1, 1000), (64, 960)):
+        given: dict[str, Any] = dict(concurrency=10, shared_prefix_tokens=1000, page_size=page)
+        chosen, found = outcome("llama-3.1-8b", "sglang", **given)
+        assert chosen.shared_prefix_tokens(found.stages[0].spec, found.settings) == shared
+        tokens = 10 * 1280 - 9 * shared
+        enough, short = (tokens * 131_072, (tokens - 1) * 131_072)
+        assert chosen.holds(found.stages, found.settings, (enough,))
+        assert not chosen.holds(found.stages, found.settings, (short,))
+    chosen, found = outcome("llama-3.1-8b", "sglang", shared_prefix_tokens=1024)
+    assert chosen.shared_prefix_tokens(found.stages[0].spec, found.settings) == 1023  # of 1,024: the last is computed
+    chosen, found = outcome("llama-3.1-8b", "sglang", shared_prefix_tokens=1000, disable_radix_cache=True)
+    assert chosen.shared_prefix_tokens(found.stages[0].spec, found.settings) == 0
+
+
 def test_a_windowed_pool_that_holds_no_window_says_what_it_needs() -> None:
     chosen, found = outcome("gpt-oss-20b", "sglang", page_size=64)
     refusal = chosen.pool(found.stages, found.settings, (150 * 44_237,)).refusal
