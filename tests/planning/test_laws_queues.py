@@ -1,4 +1,4 @@
-"""Steps under load against what queueing theory gives: Pollaczek and Khinchine, Sakasegawa, Little, a branching process."""
+"""Steps under load by queueing theory: Pollaczek and Khinchine, Sakasegawa, Little, a branching process."""
 
 from __future__ import annotations
 
