@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.engines.base import CachePool
+from kvplan.engines.transformers import compressed
 
 if TYPE_CHECKING:
     from kvplan.engines.rows import Rows
@@ -67,8 +68,14 @@ def entries(row: Rows, layout: Layout, tokens: int) -> int:
     return min(tokens, row.window - 1)
 
 
-def pools(rows: list[Rows], layout: Layout, batch: int, prompt: int, tokens: int) -> tuple[CachePool, ...]:
-    """The cache after `tokens` tokens of each of `batch` sequences, layers of one kind together."""
+def pools(
+    rows: list[Rows], layout: Layout, batch: int, prompt: int, tokens: int, *, projected: int | None = None
+) -> tuple[CachePool, ...]:
+    """The cache after `tokens` tokens of each of `batch` sequences, layers of one kind together.
+
+    Args:
+        projected: as for `compressed.pools`.
+    """
     found: dict[str, CachePool] = {}
 
     def add(kind: str, cells: int | None, k: int, v: int) -> None:
@@ -80,6 +87,10 @@ def pools(rows: list[Rows], layout: Layout, batch: int, prompt: int, tokens: int
 
     for row in rows:
         n = entries(row, layout, tokens)
+        if row.kind == compressed.KIND:
+            for p in compressed.pools(row, layout.element_bytes, batch, tokens, kept=n, projected=projected):
+                add(p.kind, p.cells, p.k_bytes, p.v_bytes)
+            continue
         kind = "full" if row.kind in ("mla", "shared") else row.kind
         if row.k or row.v:
             k, v = (_attention(row, layout, batch, prompt, tokens, n, e) for e in (row.k, row.v))
@@ -168,4 +179,4 @@ def sliced(row: Rows, layout: Layout, tokens: int) -> bool:
 def storage_bytes(rows: list[Rows], layout: Layout, batch: int, prompt: int) -> int:
     """Bytes alive right after the prompt: sliding layers still hold all of it."""
     whole = layout._replace(implementation="dynamic_noconfig")
-    return sum(p.bytes for p in pools(rows, whole, batch, prompt, prompt))
+    return sum(p.bytes for p in pools(rows, whole, batch, prompt, prompt, projected=prompt))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
+from kvplan.cache.compressed import CompressedAttention
 from kvplan.engines.base import Change, Settings, Stage, Term
 from kvplan.engines.common import context_term, forward_term, no_context_parallel, whole_number
-from kvplan.engines.rows import Rows, cache_rows
+from kvplan.engines.rows import Rows, architecture_key, cache_rows
 from kvplan.engines.sequences import SequenceEngine
-from kvplan.engines.transformers import cache
+from kvplan.engines.transformers import cache, compressed
 from kvplan.engines.versions import at_least
 from kvplan.errors import InputError, UnsupportedError
 from kvplan.spec.formats import Format, get_format
@@ -228,17 +229,40 @@ class Transformers(SequenceEngine):
         Raises:
             UnsupportedError: a kind of layer whose cache class is not modelled.
         """
-        if any(mixer.kind == "compressed" for _, mixer in model.mixers()):
-            raise UnsupportedError(
-                f"{model.id}: the compressed caches of transformers are not modelled",
-                where="--engine transformers",
-                hint="type --engine generic",
-            )
         rows = cache_rows(model, rebuilt=not at_least(settings.engine_version, LATENT_SINCE))
+        if any(mixer.kind == compressed.KIND for _, mixer in model.mixers()):
+            self._check_compressed(model, settings)
+            rows = [r for r in rows if r.kind != compressed.KIND]
+            rows += [compressed.row(m, n) for n, m in model.mixers() if isinstance(m, CompressedAttention)]
         quantized = settings.extra.get("cache_implementation") == "quantized"
         if model.family in MASKED or (quantized and not at_least(settings.engine_version, UNIFIED_SINCE)):
             rows = [r._replace(window=None) for r in rows]
         return rows
+
+    @staticmethod
+    def _check_compressed(model: ModelSpec, settings: Settings) -> None:
+        """Refuse what DeepSeek-V4's layers do not do.
+
+        Raises:
+            UnsupportedError: a release before the model, a successor, or a cache without such layers.
+        """
+        if not at_least(settings.engine_version, compressed.SINCE):
+            raise UnsupportedError(
+                f"transformers {settings.engine_version} has no compressed caches, which {model.id} needs",
+                where="--engine",
+                hint="type --engine transformers",
+            )
+        if architecture_key(model) != compressed.ARCHITECTURE:
+            raise UnsupportedError(
+                f"{model.id}: transformers has no caches for {model.architecture}",
+                where="--engine transformers",
+                hint="type --engine generic",
+            )
+        if settings.extra.get("cache_implementation", "dynamic") != "dynamic":
+            flag = "--cache-implementation"
+            raise UnsupportedError(
+                f"only the dynamic cache has the compressed layers of {model.id}", where=flag, hint=f"type {flag} dynamic"
+            )
 
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:
         layout, plain = self.layout(model, settings), self._dtype(model, settings)

@@ -139,6 +139,7 @@ def compressed(cfg: Config) -> Layers:
     ratios = _ratios(cfg, count)
     sources = cfg.maybe_list("kv_source_layer_ids")
     cfg.ignore(("qk_rope_head_dim", "num_key_value_heads", "num_hash_layers", "compress_rope_theta", "v_head_dim"))
+    cfg.ignore(("index_head_dim", "index_n_heads", "index_topk"))  # no layer may have an index
     if any(kind not in ("moe", "hash_moe") for kind in cfg.maybe_list("mlp_layer_types") or []):
         raise cfg.error("mlp_layer_types has a kind of layer that is not understood")
     index_sources = cfg.maybe_list("index_source_layer_ids")
