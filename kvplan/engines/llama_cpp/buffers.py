@@ -9,7 +9,7 @@
     outputs:  4 x outputs x (vocabulary + 2 x hidden), where that is more
 
 `work` is the widest moment of a layer in bytes a token, from its shape. Structure: graphs of
-libllama 0.5.0 (``src/llama-graph.cpp``, ``src/models/*.cpp``); the factors 24, 16, 8, 4 and 22 were read
+libllama 0.5.0 (``src/llama-graph.cpp``, ``src/models/*.cpp``); the factors 24, 22, 16, 12, 8 and 4 were read
 off its own printed reservations (CPU backend) of plain, grouped, MoE and latent models.
 """
 
@@ -45,10 +45,13 @@ def work_bytes(model: ModelSpec) -> int:
 
 
 def _ffn_bytes(part: LayerPart, hidden: int) -> int:
+    """Gate, up and their product beside the residual; of experts also all their outputs before they are summed."""
     kind: Any = part
+    wide = kind.intermediate_size
     if kind.kind == "dense":
-        return int(16 * kind.intermediate_size + 4 * hidden)
-    return int(8 * kind.experts_per_token * (hidden + kind.intermediate_size))
+        return int(16 * wide + 4 * hidden if kind.gated else 8 * wide)
+    used = kind.experts_per_token
+    return int(max(12 * used * wide + 12 * hidden, 4 * used * wide + 8 * used * hidden + 12 * hidden))
 
 
 def _mixer_bytes(mixer: CacheKind, hidden: int) -> int:
@@ -61,7 +64,8 @@ def _mixer_bytes(mixer: CacheKind, hidden: int) -> int:
     if hasattr(mixer, "query_heads"):
         return int(4 * (2 * kind.query_heads + kind.kv_heads) * (kind.head_dim + kind.dim_v) + 4 * hidden)
     states = mixer.states()
-    return 24 * sum(s.channels for s in states) if states else 0
+    wide = [s.channels for s in states if s.name == "conv"] or [s.channels for s in states]
+    return 24 * sum(wide) + 4 * hidden if wide else 0
 
 
 def compute_bytes(model: ModelSpec, facts: Facts, shape: Geometry) -> int:
@@ -77,11 +81,16 @@ def compute_bytes(model: ModelSpec, facts: Facts, shape: Geometry) -> int:
 
 
 def _index_bytes(model: ModelSpec, shape: Geometry) -> int:
-    """Scores of an indexer over all its cells, and their order."""
+    """Scores of an indexer over all its cells, and their order.
+
+    Grouped attention is dense where sequences share a stream and without flash attention
+    (``src/models/minimax-m3.cpp``).
+    """
     widest = 0
+    dense = not shape.flash or (shape.unified and shape.slots > 1)
     for _, mixer in model.mixers():
         kind: Any = mixer
-        if getattr(kind, "index_head_dim", None):
+        if getattr(kind, "index_head_dim", None) and not (dense and mixer.kind == "full"):
             cells = shape.n_ctx_seq // (kind.ratio if mixer.kind == "compressed" else 1)
             heads = (kind.index_heads or 1) if mixer.kind == "full" else 1
             widest = max(widest, 8 * shape.ubatch * cells * heads)

@@ -261,7 +261,9 @@ class Transformers(SequenceEngine):
         if settings.extra.get("cache_implementation", "dynamic") != "dynamic":
             flag = "--cache-implementation"
             raise UnsupportedError(
-                f"only the dynamic cache has the compressed layers of {model.id}", where=flag, hint=f"type {flag} dynamic"
+                f"only the dynamic cache has the compressed layers of {model.id}",
+                where=flag,
+                hint=f"type {flag} dynamic",
             )
 
     def kv_formats(self, model: ModelSpec, settings: Settings) -> KvFormats:

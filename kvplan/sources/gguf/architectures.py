@@ -98,6 +98,13 @@ _PLAIN = """
 PLAIN = frozenset(_PLAIN.split())
 """Full attention in every layer (latent where the file has the keys of it)."""
 
+_UNGATED = """
+    apertus arcee bloom codeshell falcon gpt2 gptj gptneox jais2 mpt nemotron nemotron_h nemotron_h_moe phi2 plm
+    starcoder starcoder2
+"""
+UNGATED = frozenset(_UNGATED.split())
+"""Architectures whose FFNs are two matrices, up and down."""
+
 KNOWN = (
     PLAIN | SSM | DELTA | KDA | CONV | RWKV | INDEXED | INDEXED_GQA | {LIGHTNING, COMPRESSED} | set(WINDOWS)
 )  # fmt: skip

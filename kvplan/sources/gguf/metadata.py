@@ -155,21 +155,25 @@ def _vocabulary(keys: Keys, metadata: Mapping[str, Any]) -> int:
 
 def _ffns(shape: Shape, il: int) -> tuple[LayerPart, ...]:
     """The feed-forward part of a layer, from the keys alone."""
-    keys, wide = shape.keys, shape.ffn[il]
+    keys, wide, gated = shape.keys, shape.ffn[il], shape.architecture not in arch.UNGATED
+    dense = (DenseFfn(intermediate_size=wide, gated=gated),) if wide else ()
     experts = keys.get("expert_count", 0)
     step = keys.get("interleave_moe_layer_step", 0)
     routed = experts > 0 and il >= keys.get("leading_dense_block_count", 0) and not (step and (il + 1) % step)
     if not routed:
-        return (DenseFfn(intermediate_size=wide),) if wide else ()
+        return dense
     inner = keys.per_layer("expert_feed_forward_length", shape.layers, wide)[il] or wide
     used = keys.per_layer("expert_used_count", shape.layers, 1)[il]
     if not inner or not used:
-        return (DenseFfn(intermediate_size=wide),) if wide else ()
+        return dense
     shared = keys.get("expert_shared_feed_forward_length", keys.get("expert_shared_count", 0) * inner)
     try:
         return (
-            MoeFfn(experts=experts, experts_per_token=used, intermediate_size=inner, shared_intermediate_size=shared),
-        )
+            MoeFfn(
+                experts=experts, experts_per_token=used, intermediate_size=inner, shared_intermediate_size=shared,
+                gated=gated,
+            ),
+        )  # fmt: skip
     except ValueError as error:
         keys.fail(str(error))
 
