@@ -8,7 +8,15 @@ from kvplan.cache.bytes import KvFormats
 from kvplan.engines.base import CachePool, Settings, Stage, Term
 from kvplan.engines.common import forward_term, maybe_number, nearest_of, no_context_parallel, whole_number
 from kvplan.engines.mlx import growth
-from kvplan.engines.mlx.models import FLOAT32_STATES, LISTED, MAKE_CACHE, MIXED_WINDOWS, REBUILT, WINDOWED
+from kvplan.engines.mlx.models import (
+    FLOAT32_STATES,
+    LISTED,
+    MAKE_CACHE,
+    MIXED_WINDOWS,
+    OWN_SCORES,
+    REBUILT,
+    WINDOWED,
+)
 from kvplan.engines.rows import Rows, architecture_key, cache_rows
 from kvplan.engines.sequences import SequenceEngine
 from kvplan.engines.versions import version_key
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 ZERO_VALUES_UNTIL = (0, 32, 2)
-"""Up to this release the index keys of sparse attention are stored beside as many zeros."""
+"""Up to this release the index keys of sparse latent attention are stored beside as many zeros."""
 SMALL_RAM_BYTES = 36 * GIB
 """Macs up to here let the GPU use two thirds of their memory, larger ones three quarters (recalled)."""
 
@@ -108,6 +116,12 @@ class Mlx(SequenceEngine):
                     where="--kv-bits",
                     hint="leave --kv-bits out",
                 )
+            if architecture_key(model) in OWN_SCORES and any(p.quantised for p in parts):
+                raise UnsupportedError(
+                    f"the attention of {model.id} does not take a quantised cache",
+                    where="--kv-bits",
+                    hint="leave --kv-bits out",
+                )
             if any(p.row.kind == "mla" and architecture_key(model) not in REBUILT for p in parts):
                 raise UnsupportedError(
                     f"the latent attention of {model.id} does not take a quantised cache",
@@ -182,7 +196,8 @@ class Mlx(SequenceEngine):
             if row.k or row.v:
                 found.append(Part(kind, row, row.k, row.v, kind == "full" and key not in LISTED))
             if row.index_key:
-                zeros = row.index_key if version_key(settings.engine_version) <= ZERO_VALUES_UNTIL else 0
+                doubled = row.kind == "mla" and version_key(settings.engine_version) <= ZERO_VALUES_UNTIL
+                zeros = row.index_key if doubled else 0
                 found.append(Part("index", row, row.index_key, zeros, False))
             if row.has_state:
                 found.append(Part("recurrent", row, 0, 0, False))
