@@ -9,7 +9,8 @@ from __future__ import annotations
 WINDOWED = frozenset(
     {
         "afmoe", "cohere2", "exaone4", "exaonemoe", "gemma3", "gemma3n", "gemma4", "gemma4unified", "gptoss", "laguna",
-        "mellum", "mimov2flash", "museglimmer", "olmo3", "plamo3", "recurrentgemma", "step3p5", "ministral3", "iquestloopcoder", "baichuanm1",
+        "mellum", "mimov2flash", "museglimmer", "olmo3", "plamo3", "recurrentgemma", "step3p5", "ministral3",
+        "iquestloopcoder", "baichuanm1",
     }
 )  # fmt: skip
 """Architectures whose windowed layers get a ``RotatingKVCache``; elsewhere they keep every token."""
@@ -21,8 +22,8 @@ MAKE_CACHE = WINDOWED | MIXED_WINDOWS | frozenset(
     {
         "afm7", "bailinghybrid", "bailingmoelinear", "bailingmoev3", "deepseekv32", "falconh1", "falconmamba", "gear",
         "glmmoedsa", "granitemoehybrid", "jamba", "kimilinear", "kimik3", "lfm2", "lfm2moe", "lfm2vl", "llama4",
-        "longcatflash", "mamba", "mamba2", "minimaxm3sparse", "minimaxm3vl", "nanbeige", "nemotronnas", "decilm", "nemotronh", "olmohybrid", "plamo2",
-        "qwen35", "qwen35moe", "qwen3next", "rwkv7",
+        "longcatflash", "mamba", "mamba2", "minimaxm3sparse", "minimaxm3vl", "nanbeige", "nemotronnas", "decilm",
+        "nemotronh", "olmohybrid", "plamo2", "qwen35", "qwen35moe", "qwen3next", "rwkv7",
     }
 )  # fmt: skip
 """Architectures that make their own caches, so that ``--max-kv-size`` is ignored."""

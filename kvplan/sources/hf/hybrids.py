@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvplan.sources.hf.hybrids_delta import glm_next, kimi_linear, minimax, qwen_hybrid
+from kvplan.sources.hf.hybrids_delta import glm_next, kimi_linear, minimax, olmo_hybrid, qwen_hybrid
 from kvplan.sources.hf.hybrids_mamba import (
     bamba,
     falcon_h1,
@@ -13,6 +13,7 @@ from kvplan.sources.hf.hybrids_mamba import (
     mamba1_model,
     mamba2_model,
     nemotron_h,
+    zamba,
     zamba2,
 )
 from kvplan.sources.hf.hybrids_other import lfm2, plamo2, recurrent_gemma, rwkv5, rwkv6, rwkv7
@@ -39,6 +40,8 @@ HYBRIDS: dict[str, Callable[[Config], Layers]] = {
     "granitemoehybrid": granite_hybrid,
     "falcon_h1": falcon_h1,
     "nemotron_h": nemotron_h,
+    "olmo_hybrid": olmo_hybrid,
+    "zamba": zamba,
     "zamba2": zamba2,
     "plamo2": plamo2,
     "recurrent_gemma": recurrent_gemma,

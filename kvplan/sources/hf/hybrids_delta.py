@@ -1,6 +1,6 @@
-"""Linear attention beside softmax attention: Qwen3-Next and 3.5, Kimi Linear, GLM-5 Next, MiniMax-01.
+"""Linear attention beside softmax attention: Qwen3-Next and 3.5, OLMo Hybrid, Kimi Linear, GLM-5 Next, MiniMax-01.
 
-Weights follow transformers 5.24.0, ``models/{qwen3_next,qwen3_5,qwen3_5_moe,kimi_linear,glm5_next,
+Weights follow transformers 5.24.0, ``models/{qwen3_next,qwen3_5,qwen3_5_moe,olmo_hybrid,kimi_linear,glm5_next,
 minimax}``; what Kimi K3 adds (latent experts, gates, attention over earlier blocks) follows the tensor
 names of its checkpoint. Multi-token-prediction modules are what the published checkpoints hold besides.
 """
@@ -64,18 +64,7 @@ def qwen_hybrid(cfg: Config) -> Layers:
         raise cfg.error(f"full_attention_interval must be above 0, not {interval}")
     if kinds is None:
         kinds = every_nth(count, need_interval(cfg, interval))
-    delta = checked(
-        cfg,
-        GatedDeltaNet,
-        {},
-        {
-            "key_heads": cfg.need_int("linear_num_key_heads"),
-            "value_heads": cfg.need_int("linear_num_value_heads"),
-            "key_head_dim": cfg.need_int("linear_key_head_dim"),
-            "value_head_dim": cfg.need_int("linear_value_head_dim"),
-            "conv_kernel": cfg.need_int("linear_conv_kernel_dim"),
-        },
-    )
+    delta = _delta_net(cfg)
     bias = cfg.flag("attention_bias")
     gate = cfg.flag("attn_output_gate", default=True)
     full = softmax_attention(cfg, qk_norm="head", output_gate=gate, qkv_bias=bias, output_bias=bias)
@@ -89,6 +78,33 @@ def qwen_hybrid(cfg: Config) -> Layers:
     ffns = stack.blocks[stack.order[-1]].ffns
     name = stack.name(FULL + suffix(ffns), plain_block(full, ffns))
     return stack.layers(draft_layers=(name,) * drafts, draft_tensors=mtp_tensors(hidden_size(cfg), 3))
+
+
+def _delta_net(cfg: Config) -> CacheKind:
+    values = {
+        "key_heads": cfg.need_int("linear_num_key_heads"),
+        "value_heads": cfg.need_int("linear_num_value_heads"),
+        "key_head_dim": cfg.need_int("linear_key_head_dim"),
+        "value_head_dim": cfg.need_int("linear_value_head_dim"),
+        "conv_kernel": cfg.need_int("linear_conv_kernel_dim"),
+    }
+    found: CacheKind = checked(cfg, GatedDeltaNet, {}, values)
+    return found
+
+
+def olmo_hybrid(cfg: Config) -> Layers:
+    """OLMo Hybrid: gated delta nets with full attention in the layers that ``layer_types`` names."""
+    cfg.ignore(("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"))
+    cfg.ignore(("linear_allow_neg_eigval",))
+    count = layer_count(cfg)
+    kinds = need_kinds(cfg, layer_kinds(cfg, count, LINEAR_OR_FULL, "layer_types"), "layer_types")
+    delta, bias = _delta_net(cfg), cfg.flag("attention_bias")
+    full = softmax_attention(cfg, qk_norm="full", qkv_bias=bias, output_bias=bias)
+    stack = Stack()
+    for layer, kind in enumerate(kinds):
+        ffns = ffn_for_layer(cfg, layer, bias=False)
+        stack.add(kind + suffix(ffns), plain_block(full if kind == FULL else delta, ffns))
+    return stack.layers()
 
 
 def need_interval(cfg: Config, interval: int | None) -> int:

@@ -1,7 +1,7 @@
 """Mamba layers, alone or beside attention, and other state-space models.
 
 Weights follow transformers 5.24.0, ``models/{mamba,mamba2,falcon_mamba,jamba,bamba,granitemoehybrid,
-falcon_h1,nemotron_h,zamba2}``; PLaMo 2 is with the other families.
+falcon_h1,nemotron_h,zamba,zamba2}``; PLaMo 2 is with the other families.
 """
 
 from __future__ import annotations
@@ -158,20 +158,22 @@ def jamba(cfg: Config) -> Layers:
     cfg.ignore(WITHOUT_EFFECT)
     count = layer_count(cfg)
     kinds = _periodic(cfg, count)
-    mamba = checked(
-        cfg,
-        Mamba1,
-        {"norms": cfg.flag("mamba_inner_layernorms", default=True)},
-        {
-            "inner_size": inner_size(cfg, "mamba_expand"),
-            "state_size": cfg.need_int("mamba_d_state"),
-            "conv_kernel": cfg.need_int("mamba_d_conv"),
-            "dt_rank": dt_rank(cfg, "mamba_dt_rank"),
-            "bias": cfg.flag("mamba_proj_bias"),
-            "conv_bias": cfg.flag("mamba_conv_bias", default=True),
-        },
-    )
+    mamba = _mamba1(cfg, norms=cfg.flag("mamba_inner_layernorms", default=True))
     return _mixed(cfg, kinds, mamba, lambda layer: ffn_for_layer(cfg, layer))
+
+
+def _mamba1(cfg: Config, *, norms: bool = False) -> CacheKind:
+    """Mamba 1 by the names that Jamba and Zamba give its sizes."""
+    values = {
+        "inner_size": inner_size(cfg, "mamba_expand"),
+        "state_size": cfg.need_int("mamba_d_state"),
+        "conv_kernel": cfg.need_int("mamba_d_conv"),
+        "dt_rank": dt_rank(cfg, "mamba_dt_rank"),
+        "bias": cfg.flag("mamba_proj_bias"),
+        "conv_bias": cfg.flag("mamba_conv_bias", default=True),
+    }
+    found: CacheKind = checked(cfg, Mamba1, {"norms": norms}, values)
+    return found
 
 
 def _periodic(cfg: Config, count: int) -> list[str]:
@@ -334,6 +336,25 @@ def zamba2(cfg: Config) -> Layers:
     if cfg.flag("use_long_context"):
         notes.append("use_long_context: the model runs to 16,384 tokens, whatever max_position_embeddings says")
     return stack.layers(notes=notes)
+
+
+def zamba(cfg: Config) -> Layers:
+    """Mamba 1 in every layer; some of them first run the one shared attention block, which caches at every use."""
+    cfg.ignore((*WITHOUT_EFFECT, "attention_hidden_size", "attn_layer_period", "attn_layer_offset"))
+    cfg.ignore(("n_mamba_heads", "hidden_mamba_act"))
+    count, width = layer_count(cfg), hidden_size(cfg)
+    codes = {"mamba": LINEAR, "linear_attention": LINEAR, "hybrid": FULL}
+    kinds = need_kinds(cfg, layer_kinds(cfg, count, codes, "layers_block_type", "layer_types"), "layers_block_type")
+    mamba = _mamba1(cfg)
+    attention, ffn = _zamba_shared(cfg, width, bias=False)
+    own = (ExtraTensor(name="shared_linear", shape=(width, width)),)
+    both = Block(
+        mixers=(mamba, attention), ffns=(ffn,), norms=4, tensors=own, shared_mixers=1, shared_ffns=1, shared_norms=3
+    )
+    stack = Stack()
+    for kind in kinds:
+        stack.add("hybrid" if kind == FULL else "mamba", both if kind == FULL else plain_block(mamba, (), ()))
+    return stack.layers(notes=[f"{kinds.count(FULL)} uses of an attention block whose weights are shared"])
 
 
 def _zamba_shared(cfg: Config, width: int, bias: bool) -> tuple[CacheKind, LayerPart]:
