@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.probe import extras
 from kvplan.probe.receipt import Row, row
-from kvplan.units import MIB
+from kvplan.units import MIB, human_bytes
 
 if TYPE_CHECKING:
     from kvplan.probe.layout import LayerCache, RankLayout
@@ -113,14 +113,17 @@ def measure(session: Session) -> list[Row]:
     """The demonstration on one layer of the model that keeps every token, counted for all layers alike."""
     layer = _plain_layer(session.layout)
     if layer is None:
-        return []
+        note = "no layer of this model keeps an entry for every token"
+        return [row("blocks", "block tables", predicted=None, measured=None, unit="bytes", note=note)]
     session.say("blocks")
     size, entry = session.layout.block_size, layer.entry_bytes
     work = workload(size)
     width = -(-entry // 2)  # int16 elements
     blocks = sum(-(-length // size) for length in work.lengths) + work.sequences + 5
     if blocks * size * width * 2 > min(session.limits.max_bytes, 256 * MIB):
-        return []
+        note = f"{human_bytes(blocks * size * width * 2)} of one layer are more than the demonstration takes"
+        session.lack(f"blocks: {note}")
+        return [row("blocks", "block tables", predicted=None, measured=None, unit="bytes", note=note)]
     scale = session.layout.alike(layer)
     torch = extras.torch()
     torch.manual_seed(session.seed)

@@ -87,6 +87,12 @@ def test_block_tables_share_and_copy() -> None:
     assert rows["paged: waste"].measured < rows["contiguous: waste"].measured / 3  # type: ignore[operator]
 
 
+def test_a_model_without_plain_layers_says_that_no_tables_are_shown() -> None:
+    (row,) = blocks.measure(session_of("deepseek-v4-flash"))
+    assert (row.measured, row.passed) == (None, None)
+    assert "no layer" in row.note
+
+
 def test_a_write_without_copying_would_be_seen() -> None:
     import torch
 
