@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING
 
+from kvplan.engines.generic import balanced_split
 from kvplan.engines.vllm.backends import DEFAULT_BLOCK, Backend
 from kvplan.engines.vllm.layers import Inputs, attention_family, model_caches
 from kvplan.engines.vllm.specs import up
@@ -84,17 +85,28 @@ def _token_bytes(model: ModelSpec, inputs: Inputs) -> int:
     return 0
 
 
-def mixed_block(mixers: list[CacheKind], inputs: Inputs) -> int:
-    """The block whose page, unpacked at one byte an element, covers a kernel block of the plain layers.
+def mixed_blocks(model: ModelSpec, mixers: list[CacheKind], settings: Settings, inputs: Inputs) -> list[int]:
+    """Tokens of a block of every pipeline stage where outermost layers are not packed and the others are.
 
-    Source: vLLM 0.33.0 ``vllm/platforms/interface.py``, ``_align_heterogeneous_kv_block_size``; the size
-    is reckoned with the first layer's backend, which does not pack.
+    A block's page must cover a kernel block of the plain layers. Every rank reckons it with the backend of its own
+    first layer: one that does not pack counts a byte an element for packed rows, TurboQuant's own (since 0.28) their
+    true bytes.
+    Source: vLLM 0.33.0 ``vllm/platforms/interface.py``, ``_align_heterogeneous_kv_block_size``.
     """
     step = max(DEFAULT_BLOCK, inputs.block_size)
-    for mixer in mixers:
-        streams = [s for s in mixer.streams() if s.role in ("k", "v")]
-        if streams:
-            elements = sum(s.heads * s.head_dim for s in streams)
-            need = inputs.dtypes.conv * elements * DEFAULT_BLOCK
-            return step * up(need, step * elements)
-    return step
+    streams = next((found for m in mixers if (found := [s for s in m.streams() if s.role in ("k", "v")])), [])
+    if not streams:
+        return [step] * settings.pipeline_parallel_size
+    elements = sum(s.heads * s.head_dim for s in streams)
+    packed = elements
+    if inputs.rules.has("backends_count_packing"):
+        packed = sum(inputs.formats.k.pair_bytes(streams[0].heads, streams[0].head_dim, streams[-1].head_dim))
+    need = inputs.dtypes.conv * elements * DEFAULT_BLOCK
+    edge = min(inputs.formats.k.edge_layers, model.num_layers // 2)
+    blocks, first = [], 0
+    for count in balanced_split(model.num_layers, settings.pipeline_parallel_size):
+        plain = first < edge or first >= model.num_layers - edge
+        per_token = elements if plain else packed
+        blocks.append(step * up(need, step * per_token))
+        first += count
+    return blocks

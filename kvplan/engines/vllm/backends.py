@@ -146,7 +146,7 @@ def choose(
         return "FLASHMLA_SPARSE"
     major = int(capability.partition(".")[0] or 0)
     order = _ROPE_FREE.get(major, ()) if rope_free else _order(family, major, quantized, rules)
-    if cache_format.endswith("per_token_head"):
+    if family == "dense" and cache_format.endswith("per_token_head"):
         order = ("TRITON_ATTN",)
     able = [n for n in order if _able(BACKENDS[n], major, quantized) and reads(n, capability, cache_format, rules)]
     for name in able:
@@ -306,19 +306,29 @@ def window_block(backend: Backend, block_size: int, rules: Rules) -> int:
     return max(fitting) if fitting else min(backend.sizes)
 
 
-def check_packed_windows(model: str, streams: Iterable[Stream], fmt: Format, rules: Rules) -> list[str]:
+def check_packed_windows(
+    model: str, streams: Iterable[Stream], outermost: Iterable[Stream], fmt: Format, rules: Rules
+) -> list[str]:
     """TurboQuant beside windows; returns warnings.
 
-    Source: vLLM 0.26.0 to 0.33.0 ``vllm/v1/attention/backend.py``, ``validate_configuration``.
+    Source: vLLM 0.26.0 to 0.33.0 ``vllm/v1/attention/backend.py``, ``validate_configuration``; for chunks vLLM 0.20.0
+    to 0.33.0 ``chunked_local_attention.py``, which picks TurboQuant's kernels for outermost layers too.
 
     Raises:
-        UnsupportedError: a windowed layer, for which no backend of 0.26 or later both unpacks and reads windows.
+        UnsupportedError: a windowed layer, for which no backend of 0.26 or later both unpacks and reads windows; or a
+            chunked one among the outermost, whose rows are not packed.
     """
     windowed = [s for s in streams if s.window] if fmt.edge_layers else []
     if rules.has("windows_ask_backend") and any(not s.chunked for s in windowed):
         raise UnsupportedError(
             f"no attention backend of vLLM {rules.name} takes {fmt.name} for the windowed layers of {model}: "
             "TURBOQUANT: [sliding window not supported]",
+            where="--kv-cache-dtype", hint="type --kv-cache-dtype fp8",
+        )  # fmt: skip
+    if fmt.edge_layers and any(s.chunked for s in outermost):
+        raise UnsupportedError(
+            f"vLLM {rules.name} does not start with {fmt.name} where the outermost layers of {model} are chunked: it "
+            "gives TurboQuant's kernels rows that are not packed (Unknown TurboQuant cache dtype: 'auto')",
             where="--kv-cache-dtype", hint="type --kv-cache-dtype fp8",
         )  # fmt: skip
     chunked = any(s.chunked for s in windowed)

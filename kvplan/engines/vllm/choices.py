@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
-from kvplan.cache.sharding import legal_sizes
 from kvplan.engines.base import Settings
 from kvplan.engines.vllm import backends, layout, speculation
 from kvplan.engines.vllm.flags import check_served
@@ -34,6 +33,9 @@ FP8_ON_SM10 = ("GlmMoeDsaForCausalLM", "Glm5NextForCausalLM", "Glm5NextForCondit
 (``vllm/model_executor/models/config.py``, ``GlmMoeDsaForCausalLM``, ``Glm5NextModelConfig``)."""
 NO_FLOAT16 = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Glm4ForCausalLM")
 """Architectures that vLLM does not run in float16 (``vllm/config/model.py``, ``_FLOAT16_NOT_SUPPORTED_MODELS``)."""
+FORMAT_UNREAD = ("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM")
+"""Architectures whose attention layers were built without ``cache_config``: their rows keep the model's dtype
+(vLLM 0.13.0 to 0.31.0 ``vllm/model_executor/models/mimo_v2.py``, before 0.24 ``mimo_v2_flash.py``)."""
 INDEX_FORMAT = "fp8_per_token_head"
 """Index keys of sparse latent attention: 128 values in fp8 and one fp32 scale, whatever the cache's format
 (``vllm/model_executor/models/deepseek_v2.py``, ``DeepseekV32IndexerCache``). Beside K and V they keep the
@@ -72,7 +74,7 @@ def defaults(
     if family not in (None, "compressed"):
         assert family is not None
         if given.get("attention_backend") and (gpu is None or gpu.vendor in ("nvidia", "custom")):
-            stored = _plain_format(model, str(dtype))
+            stored = _plain_format(model, str(dtype), rules)
             _check_format(model, stored, str(dtype), rules)
             backends.check_choice(str(given["attention_backend"]), family, capability, stored.name, rules)
         name = given.get("attention_backend") or _backend(
@@ -137,7 +139,7 @@ def _batch(gpu: GpuSpec, given: dict[str, Any], rules: Rules, longest: int) -> d
 
 
 def _backend(model: ModelSpec, family: str, capability: str, dtype: str, block: int | None, rules: Rules) -> str:
-    fmt = _plain_format(model, dtype)
+    fmt = _plain_format(model, dtype, rules)
     quantized, name = fmt.name not in backends.PLAIN_FORMATS, fmt.name
     packed_rows = quantized or (dtype == "auto" and not rules.has("v32_auto_is_bf16"))
     if family == "sparse" and packed_rows and not rules.has("v32_fp8_by_backend"):
@@ -152,10 +154,12 @@ def _backend(model: ModelSpec, family: str, capability: str, dtype: str, block: 
     )
 
 
-def _plain_format(model: ModelSpec, dtype: str) -> Format:
+def _plain_format(model: ModelSpec, dtype: str, rules: Rules) -> Format:
     """The format that a flag's text, or the checkpoint, names."""
     name = dtype
-    if name == "auto":
+    if model.architecture in FORMAT_UNREAD and not rules.has("mimo_reads_format"):
+        name = model.dtype
+    elif name == "auto":
         declared = model.checkpoint.kv_cache_format if model.checkpoint else None
         name = declared or model.dtype
     key, _, value = name.partition(",")
@@ -174,7 +178,7 @@ def kv_formats(model: ModelSpec, settings: Settings, rules: Rules) -> KvFormats:
         UnsupportedError: a format that this version does not take.
     """
     dtype = settings.kv_cache_dtype
-    key = _plain_format(model, dtype)
+    key = _plain_format(model, dtype, rules)
     _check_format(model, key, dtype, rules)
     family = attention_family(mixers_of(model))
     _check_rows(key, family)
@@ -274,11 +278,22 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
     if settings.decode_context_parallel_size > 1:
         from kvplan.engines.vllm.context_ranks import check_context_ranks
 
-        check_context_ranks(model, settings, rules)
+        check_context_ranks(model, settings, rules, kv_formats(model, settings, rules).k.name)
+    if settings.pipeline_parallel_size > 1:
+        from kvplan.engines.vllm.unsupported import check_stages
+
+        check_stages(model, rules)
     speculation.check_method(settings, rules)
-    _check_fp8_tiles(model, settings)
+    if model.checkpoint is not None and settings.weights == "auto" and get_format(model.checkpoint.format).tile:
+        from kvplan.engines.vllm.unsupported import check_fp8_tiles
+
+        check_fp8_tiles(model, settings)
     if gpu is not None and gpu.vendor == "nvidia":
         _check_nvfp4(model, settings, capability_of(gpu), rules)
+        if 0 < float(capability_of(gpu)) < 8:
+            from kvplan.engines.vllm.unsupported import check_weights
+
+            check_weights(model, settings, float(capability_of(gpu)), rules)
     mode = settings.extra.get("mamba_cache_mode")
     if mode not in (None, "auto", "align", "all", "none"):
         raise InputError(f"{mode!r} is no such mode", where="--mamba-cache-mode", hint="align or all")
@@ -290,7 +305,17 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
     off = layout.connector_without_windows(settings, rules)
     if off and any(s.window for s in streams):
         warnings.append(f"{off} turns the hybrid cache manager off: windowed layers hold every token")
-    warnings += backends.check_packed_windows(model.id, streams, kv_formats(model, settings, rules).k, rules)
+    fmt = kv_formats(model, settings, rules).k
+    ends = {*model.layers[: fmt.edge_layers], *model.layers[-fmt.edge_layers :]} if fmt.edge_layers else ()
+    outermost = [s for name in ends for m in model.blocks[name].mixers for s in m.streams()]
+    warnings += backends.check_packed_windows(model.id, streams, outermost, fmt, rules)
+    family = attention_family(mixers_of(model))
+    if family == "compressed" and settings.kv_cache_dtype == "auto" and not rules.has("v4_auto_is_fp8"):
+        warnings.append(f"vLLM {rules.name} starts {model.id} only with --kv-cache-dtype fp8: these are its figures")
+    if settings.kv_cache_dtype != "auto" and model.architecture in FORMAT_UNREAD and not rules.has("mimo_reads_format"):
+        warnings.append(
+            f"vLLM {rules.name} keeps the rows of {model.id} in {model.dtype}, whatever --kv-cache-dtype says"
+        )
     if gpu is not None and capability_of(gpu) == OTHER_DEVICE:
         warnings.append(f"vLLM's block sizes on {gpu.vendor} are not modelled; those of a plain backend are used")
     return warnings
@@ -361,32 +386,3 @@ def _check_nvfp4(model: ModelSpec, settings: Settings, capability: str, rules: R
             f"vLLM keeps a cache in {name} on compute capability 10 and above, not {capability}",
             where="--kv-cache-dtype", hint="type --kv-cache-dtype fp8",
         )  # fmt: skip
-
-
-def _check_fp8_tiles(model: ModelSpec, settings: Settings) -> None:
-    """FFN widths that ranks cut must stay whole tiles where weights come in tiles with a scale each.
-
-    Source: vLLM 0.33.0 ``vllm/model_executor/layers/quantization/fp8.py`` (``create_weights`` of experts and
-    ``validate_fp8_block_shape``).
-    """
-    stored = model.checkpoint
-    tp, dp = settings.tensor_parallel_size, settings.data_parallel_size
-    if stored is None or settings.weights != "auto" or not (tile := get_format(stored.format).tile):
-        return
-    for name in model.layer_counts:
-        for ffn in model.blocks[name].ffns:
-            routed = hasattr(ffn, "experts")
-            role = "routed_experts" if routed else "dense_ffn"
-            ranks = (1 if settings.enable_expert_parallel else tp * dp) if routed else tp
-            width: int = getattr(ffn, "intermediate_size")  # noqa: B009 - both kinds of FFN have it
-            if ranks == 1 or role not in stored.roles or role in stored.overrides or width % ranks:
-                continue
-            if width // ranks % tile[0]:
-                whole = [n for n in legal_sizes(model, ranks) if width % n == 0 and width // n % tile[0] == 0]
-                other = "type --enable-expert-parallel, or " if routed else "type "
-                raise UnsupportedError(
-                    f"vLLM cuts {'experts' if routed else 'FFNs'} of {width} into {ranks} parts of {width // ranks}, "
-                    f"no multiple of the {tile[0]} of an fp8 tile",
-                    where="--tensor-parallel-size",
-                    hint=f"{other}--tensor-parallel-size {max(whole, default=1)}",
-                )

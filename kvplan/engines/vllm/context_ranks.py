@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplan.engines.generic import check_context_parallel
-from kvplan.engines.vllm.layers import has_states, mixers_of
+from kvplan.engines.vllm.backends import PLAIN_FORMATS
+from kvplan.engines.vllm.layers import attention_family, has_states, mixers_of
 from kvplan.engines.vllm.versions import CHANGES, Rules
 from kvplan.errors import UnsupportedError
 
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
 
 
-def check_context_ranks(model: ModelSpec, settings: Settings, rules: Rules) -> None:
+def check_context_ranks(model: ModelSpec, settings: Settings, rules: Rules, cache: str) -> None:
     """Refuse context ranks of a size or beside layers that vLLM does not take.
+
+    Args:
+        cache: name of the cache's format.
 
     Source: for states vLLM 0.11.0 to 0.25.0 ``vllm/v1/core/kv_cache_coordinator.py``, ``HybridKVCacheCoordinator``.
 
@@ -32,6 +36,8 @@ def check_context_ranks(model: ModelSpec, settings: Settings, rules: Rules) -> N
             "DCP not support hybrid attn now", where=where,
             hint=f"leave --enable-prefix-caching out, or type --engine vllm@{since}, or {where} 1",
         )  # fmt: skip
+    if attention_family(mixers_of(model)) == "sparse":
+        _check_sparse(settings, rules, cache, where)
     for mixer in mixers_of(model):
         streams = mixer.streams()
         if not streams or streams[0].name == "latent":
@@ -46,3 +52,26 @@ def check_context_ranks(model: ModelSpec, settings: Settings, rules: Rules) -> N
             raise UnsupportedError(
                 f"{per_head} query heads per KV head are not a multiple of {dcp}", where=where, hint=f"type {where} 1"
             )
+
+
+def _check_sparse(settings: Settings, rules: Rules, cache: str, where: str) -> None:
+    """The kernels of sparse latent attention that return what context ranks merge.
+
+    Source: vLLM 0.11.0 to 0.33.0 ``can_return_lse_for_decode`` in ``vllm/v1/attention/backends/mla/``, and
+    ``FlashMLASparseImpl``, which refuses 16-bit rows.
+
+    Raises:
+        UnsupportedError: the backend is none of them.
+    """
+    flashinfer = str(settings.extra.get("attention_backend", "")).startswith("FLASHINFER")
+    change = "flashinfer_sparse_context_ranks" if flashinfer else "sparse_context_ranks"
+    if not rules.has(change):
+        why, hint = f"before {'.'.join(map(str, CHANGES[change].since))}", f"type {where} 1"
+    elif flashinfer or cache not in PLAIN_FORMATS:
+        return
+    else:
+        why, hint = "in 16 bits", f"type --kv-cache-dtype fp8, or {where} 1"
+    raise UnsupportedError(
+        f"vLLM {rules.name} does not share the rows of sparse latent attention over context ranks {why}",
+        where=where, hint=hint,
+    )  # fmt: skip

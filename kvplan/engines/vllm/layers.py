@@ -247,9 +247,11 @@ def _compressed(model: ModelSpec, mixer: CacheKind, inputs: Inputs) -> list[Cach
     ratio = entry.ratio
     if "index" in rows:
         key, key_row = rows["index"]
-        found.append(CacheLayer("mla", V4_BLOCK, key_row, ratio=ratio, shape=("index",), alignment=_V4_ALIGN))
+        found.append(CacheLayer("mla", inputs.block_size, key_row, ratio=ratio, shape=("index",), alignment=_V4_ALIGN))
         found.append(_compressor(key.head_dim, ratio))
-    found.append(CacheLayer("mla", V4_BLOCK, entry_row, ratio=ratio, shape=("compressed",), alignment=_V4_ALIGN))
+    found.append(
+        CacheLayer("mla", inputs.block_size, entry_row, ratio=ratio, shape=("compressed",), alignment=_V4_ALIGN)
+    )
     found.append(_compressor(entry.head_dim, ratio))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvplan.engines.generic import balanced_split
 from kvplan.engines.vllm import speculation
 from kvplan.engines.vllm.backends import (
     BLOCK_SPARSE,
@@ -191,13 +192,17 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
         from kvplan.engines.vllm.alignment import hybrid_block
 
         inputs = hybrid_block(model, mixers, settings, inputs, backends, mode, grid)
-    elif formats.k.edge_layers and rules.has("mixed_formats_align"):
-        from kvplan.engines.vllm.alignment import mixed_block
+    stages: list[int] = []
+    if formats.k.edge_layers and not grids and rules.has("mixed_formats_align"):
+        from kvplan.engines.vllm.alignment import mixed_blocks
 
-        inputs = inputs._replace(block_size=mixed_block(mixers, inputs))
+        stages = mixed_blocks(model, mixers, settings, inputs)
+        inputs = inputs._replace(block_size=stages[0])
     if mode == "none":
         inputs = inputs._replace(state_block=max(1, settings.max_model_len))
     caches = model_caches(model, inputs)
+    if len(set(stages)) > 1:
+        caches = _by_stage(model, inputs, stages)
     hybrid = _hybrid_manager(model, settings, rules)
     packed = pools > 1 or any(m.kind == "compressed" for m in mixers)
     groups = make_groups([c for _, c in caches], rules, hybrid=hybrid, packed=packed)
@@ -210,6 +215,18 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
         draft_states=rules.has("mamba_cache_modes"),
     )
     return Layout(inputs.block_size, caches, groups, limits, bool(grids), alike(groups), {}, rules)
+
+
+def _by_stage(model: ModelSpec, inputs: Inputs, stages: list[int]) -> list[tuple[int, CacheLayer]]:
+    """The caches where the ranks of each pipeline stage have blocks of their own size."""
+    found: list[tuple[int, CacheLayer]] = []
+    first = 0
+    for count, block in zip(balanced_split(model.num_layers, len(stages)), stages, strict=True):
+        end = first + count if first + count < model.num_layers else model.num_layers + len(model.draft_layers)
+        made = model_caches(model, inputs._replace(block_size=block))
+        found += [(layer, cache) for layer, cache in made if first <= layer < end]
+        first += count
+    return found
 
 
 def _share(stage: Stage) -> tuple[Any, ...]:
@@ -289,7 +306,13 @@ def _compressed_block(model: ModelSpec, settings: Settings, *, own: bool = False
         own: the engine's own choice, whatever the settings say.
     """
     if model.architecture not in V41_ARCHITECTURES:
-        return V4_BLOCK
+        asked = 0 if own or "block_size" in settings.defaults else settings.block_size or 0
+        if asked % V4_BLOCK:
+            raise UnsupportedError(
+                f"vLLM takes blocks of a multiple of {V4_BLOCK} tokens here, not {asked}", where="--block-size",
+                hint=f"type --block-size {max(V4_BLOCK, asked // V4_BLOCK * V4_BLOCK)}",
+            )  # fmt: skip
+        return asked or V4_BLOCK
     from kvplan.engines.vllm import v41
 
     return v41.block_size(_capability(settings)) if own else v41.given_block(settings, _capability(settings))

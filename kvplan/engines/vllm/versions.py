@@ -49,6 +49,10 @@ CHANGES: dict[str, Change] = {
     "check_by_first_group": Change(
         (0, 14, 0), "the check at start counts the first group of layers alone (until 0.18)", _PLANNING
     ),
+    "quantized_from_sm75": Change(
+        (0, 14, 0), "weights in fp8 and nvfp4 begin at compute capability 7.5 (before: 8.0)",
+        "vllm/model_executor/layers/quantization/fp8.py",
+    ),
     "mamba_cache_modes": Change((0, 15, 0), "mamba cache modes none, align and all", _SPECS),
     "mamba2_draft_columns": Change((0, 17, 0), "Mamba 2 keeps a convolution column per draft token", _STATES),
     "performance_modes": Change(
@@ -131,6 +135,12 @@ CHANGES: dict[str, Change] = {
         (0, 28, 0), "mamba cache mode align by default (before: all where the model can)",
         _MODELS,
     ),
+    "backends_count_packing": Change(
+        (0, 28, 0), "blocks of packed and plain layers are aligned by what the first layer's backend packs", _PLATFORM
+    ),
+    "v4_auto_is_fp8": Change(
+        (0, 30, 0), "DeepSeek-V4 starts without --kv-cache-dtype fp8", "vllm/models/deepseek_v4/attention.py"
+    ),
     "check_by_blocks": Change(
         (0, 29, 0), "the check at start counts blocks of DeepSeek-V4 (before: its first group's pages, over and over)",
         _PLANNING,
@@ -163,6 +173,18 @@ CHANGES: dict[str, Change] = {
     ),
     "tail_keeps_drafts": Change(
         (0, 31, 0), "the tail of pooled index keys holds draft tokens", "vllm/models/glm5next/common/attention.py"
+    ),
+    "mimo_reads_format": Change(
+        (0, 32, 0), "MiMo-V2 keeps its cache in the format asked for (before: in its own dtype)",
+        "vllm/model_executor/models/mimo_v2.py",
+    ),
+    "sparse_context_ranks": Change(
+        (0, 29, 0), "FlashMLA's sparse kernel reads fp8 rows that context ranks share",
+        "vllm/v1/attention/backends/mla/flashmla_sparse.py",
+    ),
+    "flashinfer_sparse_context_ranks": Change(
+        (0, 25, 0), "FlashInfer's sparse kernel reads rows that context ranks share",
+        "vllm/v1/attention/backends/mla/flashinfer_mla_sparse.py",
     ),
     "row_strides": Change(
         (0, 32, 0), "blocks of packed sparse latent caches are multiples of a row",

@@ -55,8 +55,8 @@ def test_turboquant_beside_windows_is_refused_as_vllm_refuses_it() -> None:
             plan("gemma-3-27b", engine=f"vllm@{version}", **given)
         assert caught.value.where == "--kv-cache-dtype"
     assert plan("llama-3.1-8b", engine="vllm@0.33.0", **given).verdict.fits is True
-    scout = plan("llama-4-scout", engine="vllm@0.33.0", tensor_parallel_size=4, **given)
-    assert any("TurboQuant pages of chunked layers" in text for text in scout.warnings)
+    with pytest.raises(UnsupportedError, match="outermost layers of llama-4-scout are chunked"):
+        plan("llama-4-scout", engine="vllm@0.33.0", tensor_parallel_size=4, **given)
 
 
 @pytest.mark.parametrize("version", ["0.20.0", "0.24.0", "0.25.0"])

@@ -1,0 +1,98 @@
+"""What vLLM does not start with, looked up only where a deployment comes near it: tiles of fp8, older devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvplan.cache.sharding import legal_sizes
+from kvplan.errors import UnsupportedError
+from kvplan.spec.formats import get_format
+
+if TYPE_CHECKING:
+    from kvplan.engines.base import Settings
+    from kvplan.engines.vllm.versions import Rules
+    from kvplan.spec.model import ModelSpec
+
+_LEAST: tuple[tuple[str, float, float], ...] = (
+    ("fp8", 8.0, 7.5), ("nvfp4", 8.0, 7.5), ("mxfp4", 8.0, 8.0), ("awq", 7.5, 7.5),
+)  # fmt: skip
+"""Start of a weight format's name; the least compute capability to 0.13, and since 0.14. Source: vLLM 0.11.0 to 0.33.0
+``vllm/model_executor/layers/quantization/``: ``get_min_capability`` of ``fp8.py``, ``modelopt.py``, ``mxfp4.py``,
+``awq.py`` (since 0.24 ``auto_awq.py``)."""
+
+_NO_STAGES = (
+    "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Mamba2ForCausalLM", "MiniMaxM1ForCausalLM",
+    "MiniMaxText01ForCausalLM", "WhisperForConditionalGeneration", "Zamba2ForCausalLM",
+)  # fmt: skip
+"""Architectures that do not run in pipeline stages, in no release from 0.17.0 to 0.33.0: their classes in
+``vllm/model_executor/models/`` lack ``SupportsPP`` (``vllm/config/model.py``, ``verify_with_parallel_config``)."""
+
+
+def check_stages(model: ModelSpec, rules: Rules) -> None:
+    """Refuse pipeline stages of a model whose class cannot be cut into them.
+
+    Raises:
+        UnsupportedError: it cannot.
+    """
+    if model.architecture in _NO_STAGES:
+        raise UnsupportedError(
+            f"vLLM {rules.name} does not run {model.architecture} in pipeline stages (it lacks SupportsPP)",
+            where="--pipeline-parallel-size", hint="type --tensor-parallel-size instead",
+        )  # fmt: skip
+
+
+def check_weights(model: ModelSpec, settings: Settings, capability: float, rules: Rules) -> None:
+    """Refuse weights whose kernels begin at a newer device.
+
+    Args:
+        capability: compute capability of an NVIDIA device, as a number.
+
+    Raises:
+        UnsupportedError: such weights.
+    """
+    stored = model.checkpoint
+    named = [settings.weights]
+    if settings.weights == "auto":
+        named = [stored.format, *stored.overrides.values()] if stored else []
+    for name in (get_format(n, use="weights").name for n in named):
+        for start, before, since in _LEAST:
+            least = since if rules.has("quantized_from_sm75") else before
+            if name.startswith(start) and capability < least:
+                raise UnsupportedError(
+                    f"vLLM {rules.name} runs weights in {name} on compute capability {least:g} and above, "
+                    f"not {capability:g}",
+                    where="--weights" if settings.weights != "auto" else "--gpu",
+                    hint="name a newer GPU, or weights in another format, such as --weights gptq",
+                )  # fmt: skip
+
+
+def check_fp8_tiles(model: ModelSpec, settings: Settings) -> None:
+    """FFN widths that ranks cut must stay whole tiles where weights come in tiles with a scale each.
+
+    Source: vLLM 0.33.0 ``vllm/model_executor/layers/quantization/fp8.py`` (``create_weights`` of experts and
+    ``validate_fp8_block_shape``).
+
+    Raises:
+        UnsupportedError: ranks that cut tiles.
+    """
+    stored = model.checkpoint
+    tp, dp = settings.tensor_parallel_size, settings.data_parallel_size
+    if stored is None or settings.weights != "auto" or not (tile := get_format(stored.format).tile):
+        return
+    for name in model.layer_counts:
+        for ffn in model.blocks[name].ffns:
+            routed = hasattr(ffn, "experts")
+            role = "routed_experts" if routed else "dense_ffn"
+            ranks = (1 if settings.enable_expert_parallel else tp * dp) if routed else tp
+            width: int = getattr(ffn, "intermediate_size")  # noqa: B009 - both kinds of FFN have it
+            if ranks == 1 or role not in stored.roles or role in stored.overrides or width % ranks:
+                continue
+            if width // ranks % tile[0]:
+                whole = [n for n in legal_sizes(model, ranks) if width % n == 0 and width // n % tile[0] == 0]
+                other = "type --enable-expert-parallel, or " if routed else "type "
+                raise UnsupportedError(
+                    f"vLLM cuts {'experts' if routed else 'FFNs'} of {width} into {ranks} parts of {width // ranks}, "
+                    f"no multiple of the {tile[0]} of an fp8 tile",
+                    where="--tensor-parallel-size",
+                    hint=f"{other}--tensor-parallel-size {max(whole, default=1)}",
+                )

@@ -1,0 +1,112 @@
+"""More of what vLLM's planner computed or refused: block sizes by hand, formats unread, stages, context ranks.
+
+The figures are those of vLLM's own configuration, model classes and planner, run without a device.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.api import plan
+from kvplan.catalog import load_gpu
+from kvplan.errors import UnsupportedError
+from kvplan.planning.planner import plan_deployment
+from kvplan.sources.hf.read import read_config
+
+CONFIGS = Path(__file__).parents[2] / "data" / "cases" / "vllm_configs"
+
+
+def refused(match: str, model: str, **given: Any) -> str:
+    with pytest.raises(UnsupportedError, match=match) as caught:
+        plan(model, **given)
+    return str(caught.value.where)
+
+
+def test_blocks_of_compressed_entries_as_given() -> None:
+    given = {"gpu": "h100-sxm", "tensor_parallel_size": 4, "max_model_len": 131072, "kv_cache_memory_bytes": 30 * 10**9}
+    own, asked = plan("deepseek-v4-flash", **given), plan("deepseek-v4-flash", block_size=512, **given)
+    assert (own.capacity.block_size, asked.capacity.block_size) == (256, 512)
+    assert asked.capacity.num_blocks < own.capacity.num_blocks < 2.1 * asked.capacity.num_blocks
+    assert refused("multiple of 256", "deepseek-v4-flash", block_size=128, **given) == "--block-size"
+
+
+@pytest.mark.parametrize(("version", "row"), [("0.20.0", 2), ("0.31.0", 2), ("0.32.0", 1), ("0.33.0", 1)])
+def test_a_model_that_did_not_read_the_cache_format(version: str, row: int) -> None:
+    """MiMo-V2-Flash at tp 8, one head of 192 and 128 on a rank: 0.31.0 made 385,812 blocks of these bytes."""
+    made = plan(
+        "mimo-v2-flash", gpu="h100-sxm", engine=f"vllm@{version}", tensor_parallel_size=8, kv_cache_dtype="fp8",
+        max_model_len=4096, kv_cache_memory_bytes=35556503004,
+    )  # fmt: skip
+    assert made.capacity.num_blocks == 35556503004 // (9 * 16 * 320 * row)
+    assert any("whatever --kv-cache-dtype says" in text for text in made.warnings) == (row == 2)
+
+
+@pytest.mark.parametrize("dtype", ["int8_per_token_head", "fp8_per_token_head", "int4_per_token_head"])
+@pytest.mark.parametrize("model", ["deepseek-v3", "deepseek-v3.2"])
+def test_no_kernel_reads_latent_rows_scaled_by_head(model: str, dtype: str) -> None:
+    refused("has no backend for", model, gpu="h200-sxm", tensor_parallel_size=8, kv_cache_dtype=dtype)
+
+
+def test_sparse_rows_over_context_ranks() -> None:
+    """FlashMLA's sparse kernel: fp8 rows since 0.29, 16 bits never; FlashInfer's since 0.25."""
+    given = {
+        "gpu": "h200-sxm", "tensor_parallel_size": 8, "decode_context_parallel_size": 2, "max_model_len": 8192,
+        "max_num_seqs": 8,
+    }  # fmt: skip
+    flag = "--decode-context-parallel-size"
+    assert refused("in 16 bits", "deepseek-v3.2", **given) == flag
+    assert refused("before 0.29.0", "deepseek-v3.2", engine="vllm@0.28.0", kv_cache_dtype="fp8", **given) == flag
+    assert plan("deepseek-v3.2", engine="vllm@0.29.0", kv_cache_dtype="fp8", **given).capacity
+    wide = {**given, "gpu": "b200", "kv_cache_dtype": "fp8"}
+    assert plan("deepseek-v3.2", engine="vllm@0.25.0", **wide).capacity
+    assert refused("before 0.25.0", "deepseek-v3.2", engine="vllm@0.24.0", **wide) == flag
+
+
+@pytest.mark.parametrize("model", ["whisper-large-v3", "gemma-3n-e4b"])
+def test_models_that_do_not_run_in_stages(model: str) -> None:
+    assert refused("SupportsPP", model, gpu="h100-sxm", pipeline_parallel_size=2) == "--pipeline-parallel-size"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "version", "given", "match"),
+    [
+        ("deepseek-v3", "v100-sxm2-32gb", "0.33.0", {}, "fp8_block on compute capability 7.5 and above"),
+        ("llama-3.1-8b", "v100-sxm2-32gb", "0.33.0", {"weights": "fp8"}, "7.5 and above, not 7"),
+        ("llama-3.1-8b", "t4", "0.13.0", {"weights": "fp8"}, "8 and above, not 7.5"),
+        ("gpt-oss-20b", "t4", "0.33.0", {}, "mxfp4 on compute capability 8 and above"),
+    ],
+)
+def test_weights_below_their_least_device(
+    model: str, gpu: str, version: str, given: dict[str, Any], match: str
+) -> None:
+    refused(match, model, gpu=gpu, engine=f"vllm@{version}", max_model_len=2048, **given)
+
+
+def test_weights_on_their_least_device() -> None:
+    made = plan("llama-3.1-8b", gpu="t4", engine="vllm@0.33.0", weights="fp8", max_model_len=2048)
+    assert made.capacity.num_blocks > 0
+
+
+def test_packed_and_plain_rows_in_stages() -> None:
+    """Mixtral 8x7B under 0.30.0, tp 2, pp 3: blocks of 32 tokens where a rank's first layer is plain, else of 96."""
+    given = {
+        "tensor_parallel_size": 2, "pipeline_parallel_size": 3, "kv_cache_dtype": "turboquant_3bit_nc",
+        "max_model_len": 1000, "kv_cache_memory_bytes": 16923080907,
+    }  # fmt: skip
+    config = json.loads((CONFIGS / "mistral-7b-v0.1.json").read_text()) | {"sliding_window": None}
+    made = plan_deployment(read_config(config), load_gpu("h100-sxm"), "vllm@0.30.0", given).capacity
+    assert made is not None
+    assert (made.num_blocks, made.engine_reported_tokens) == (28691, 177104)
+
+
+def test_compressed_caches_needed_the_flag() -> None:
+    given = {"gpu": "h200-sxm", "tensor_parallel_size": 4, "max_model_len": 8192}
+    for version, said in (("0.29.0", True), ("0.30.0", False)):
+        made = plan("deepseek-v4-flash", engine=f"vllm@{version}", **given)
+        assert any("only with --kv-cache-dtype fp8" in text for text in made.warnings) == said
+    flagged = plan("deepseek-v4-flash", engine="vllm@0.29.0", kv_cache_dtype="fp8", **given)
+    assert not any("only with --kv-cache-dtype fp8" in text for text in flagged.warnings)
