@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from kvplan.spec.kind import CacheKind
     from kvplan.spec.model import ModelSpec
 
+_MAMBA1_CHUNK = 2048
+"""Tokens of a chunk of kernels that have none (vLLM 0.15.0 to 0.31.0 ``vllm/config/model.py``,
+``get_mamba_chunk_size``)."""
+
 
 def hybrid_block(
     model: ModelSpec,
@@ -48,6 +52,8 @@ def hybrid_block(
     block = align * up(state, align * per_token)
     if mode == "all":
         chunk = settings.extra.get("mamba_block_size")
+        if not chunk and all(m.kind == "mamba1" for m in mixers if m.states()):
+            chunk = _MAMBA1_CHUNK
         if not chunk:
             raise UnsupportedError(
                 "mamba cache mode all needs the kernel's chunk size, which the model's description does not hold",

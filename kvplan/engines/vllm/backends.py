@@ -294,10 +294,10 @@ def preferred_block(backends: list[Backend]) -> int:
 def window_block(backend: Backend, block_size: int, rules: Rules) -> int:
     """The block that a windowed layer chooses for itself: the largest kernel block not above the model's.
 
-    0.25 took the smallest, which then grows with the pages. Source: vLLM 0.25.0 and 0.33.0
+    0.25 to 0.29 took the smallest, which then grows with the pages. Source: vLLM 0.25.0 to 0.33.0
     ``vllm/model_executor/layers/attention/attention.py``, ``_largest_kernel_block_within``.
     """
-    if not rules.has("windows_ask_backend"):
+    if not rules.has("window_largest_block"):
         return min(backend.sizes)
     if backend.multiple:
         size = backend.sizes[0]

@@ -194,6 +194,9 @@ def _attention(rows: list[tuple[Stream, int, Format]], inputs: Inputs) -> CacheL
         return CacheLayer("chunked", inputs.block_size, size, window=first.window, shape=shape)
     if rows[0][2].edge_layers:  # 0.20 to 0.25 keep windowed rows of TurboQuant unpacked, a byte an element
         size, shape = sum(s.heads * s.head_dim for s, _, _ in rows), (*shape[:-1], "uint8")
+    if rows[0][2].name == "int4_per_token_head" and not inputs.rules.has("windows_pack_int4"):
+        plain = get_format("int8_per_token_head")
+        size = sum(plain.pair_bytes(first.heads, first.head_dim, rows[-1][0].head_dim))
     own = inputs.rules.has("window_own_block") and shape[-1] != "uint8"  # these take the block that covers a plain page
     block = window_block(inputs.backend, inputs.block_size, inputs.rules) if own else inputs.block_size
     return CacheLayer("sliding", block, size, window=first.window, shape=shape)

@@ -98,6 +98,13 @@ CHANGES: dict[str, Change] = {
         (0, 25, 0), "windowed layers choose their own block",
         "vllm/model_executor/layers/attention/attention.py",
     ),
+    "window_largest_block": Change(
+        (0, 30, 0), "windowed layers take the largest kernel block within the model's (before: the smallest)",
+        "vllm/model_executor/layers/attention/attention.py",
+    ),
+    "windows_pack_int4": Change(
+        (0, 28, 0), "windowed layers pack int4_per_token_head rows (before: a byte an element)", _SPECS
+    ),
     "windows_ask_backend": Change(
         (0, 26, 0), "windowed layers need a backend that reads windows: TurboQuant's does not (before: bytes unpacked)",
         "vllm/v1/attention/backend.py",

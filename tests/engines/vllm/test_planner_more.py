@@ -110,3 +110,30 @@ def test_compressed_caches_needed_the_flag() -> None:
         assert any("only with --kv-cache-dtype fp8" in text for text in made.warnings) == said
     flagged = plan("deepseek-v4-flash", engine="vllm@0.29.0", kv_cache_dtype="fp8", **given)
     assert not any("only with --kv-cache-dtype fp8" in text for text in flagged.warnings)
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "given", "expected"),
+    [
+        # 0.25 to 0.27 pack int4 rows of full layers alone; windowed pages are twice as large, full ones padded to them
+        ("mistral-7b-v0.1", "0.26.0", {"kv_cache_dtype": "int4_per_token_head", "max_model_len": 1000,
+         "max_num_seqs": 16, "kv_cache_memory_bytes": 18682787874}, (17277, 269953)),
+        ("gpt-oss-120b", "0.25.0", {"kv_cache_dtype": "int4_per_token_head", "max_model_len": 40960,
+         "tensor_parallel_size": 4, "max_num_seqs": 256, "kv_cache_memory_bytes": 29997450293}, (382933, 5090858)),
+        # 0.25 to 0.29 give windowed layers the smallest kernel block, whatever --block-size says
+        ("mistral-7b-v0.1", "0.26.0", {"block_size": 48, "max_model_len": 32768, "num_gpu_blocks_override": 20000,
+         "kv_cache_memory_bytes": 10600968181}, (20000, 511600)),
+    ],
+)  # fmt: skip
+def test_windowed_rows_and_blocks(config: str, version: str, given: dict[str, Any], expected: tuple[int, int]) -> None:
+    spec = read_config(json.loads((CONFIGS / f"{config}.json").read_text()))
+    made = plan_deployment(spec, load_gpu("h100-sxm"), f"vllm@{version}", given).capacity
+    assert made is not None
+    assert (made.num_blocks, made.engine_reported_tokens) == expected
+
+
+def test_largest_windowed_block_since_0_30() -> None:
+    spec = read_config(json.loads((CONFIGS / "mistral-7b-v0.1.json").read_text()))
+    given = {"block_size": 48, "max_model_len": 32768, "kv_cache_memory_bytes": 10**10}
+    found = [plan_deployment(spec, load_gpu("h100-sxm"), f"vllm@{v}", given).capacity for v in ("0.29.0", "0.30.0")]
+    assert [c.num_blocks for c in found if c] == [10**10 // (32 * 65536), 10**10 // (32 * 65536 * 3)]
