@@ -120,6 +120,9 @@ SERVED = (
     Option("enable_prompt_embeds", ("--enable-prompt-embeds",), "true", "", "prompts as embeddings"),
     Option("enable_return_routed_experts", ("--enable-return-routed-experts",), "true", "", "say which experts ran"),
     Option("kv_sharing_fast_prefill", ("--kv-sharing-fast-prefill",), "true", "", "skip layers that share a cache"),
+    Option("enable_dbo", ("--enable-dbo",), "true", "", "two batches at once, one computing while the other is sent"),
+    Option("logits_processors", ("--logits-processors",), "text", "NAME", "classes that change the logits"),
+    Option("ec_transfer_config", ("--ec-transfer-config",), "text", "JSON", "where encoder outputs are sent"),
     Option("logprobs_mode", ("--logprobs-mode",), "text", "MODE", "what is returned of the logits"),
 )
 """Flags that change the batches in flight, the runner or the hybrid manager: read off vLLM's own command line alone."""

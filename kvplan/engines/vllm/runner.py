@@ -67,7 +67,8 @@ V1_FOR_MODE_ALL: tuple[Version, Version] = ((0, 30, 0), (0, 32, 0))
 """Releases (from, before) whose V2 runner does not keep a state per block (``--mamba-cache-mode all``)."""
 V1_UNTIL: dict[str, Version] = {
     "enable_elastic_ep": (0, 32, 0), "kv_sharing_fast_prefill": (0, 30, 0), "enable_prompt_embeds": (0, 29, 0),
-    "enable_return_routed_experts": (0, 28, 0),
+    "enable_return_routed_experts": (0, 28, 0), "enable_dbo": (0, 30, 0), "logits_processors": (0, 31, 0),
+    "ec_transfer_config": (0, 28, 0),
 }  # fmt: skip
 """Setting -> the first release whose V2 runner has it."""
 RAW_LOGPROBS = ("raw_logits", "processed_logits")
