@@ -95,7 +95,7 @@ def attention_family(mixers: list[CacheKind]) -> str | None:
 def mamba_mode(model: ModelSpec, settings: Settings, rules: Rules) -> str:
     """``none``, ``align`` or ``all``: how states are kept for prefix caching.
 
-    Source: vLLM 0.17.0, 0.26.0, 0.28.0 and 0.33.0 ``vllm/model_executor/models/config.py``, ``MambaModelConfig``.
+    Source: vLLM 0.15.0 to 0.33.0 ``vllm/model_executor/models/config.py``, ``MambaModelConfig``, all read.
     """
     kinds = {m.kind for m in mixers_of(model) if m.states()}
     if not kinds or not settings.enable_prefix_caching or not rules.has("mamba_cache_modes"):
@@ -104,9 +104,9 @@ def mamba_mode(model: ModelSpec, settings: Settings, rules: Rules) -> str:
     every = kinds <= {"mamba1", "mamba2"}  # the models that could keep a state per block
     if rules.has("no_mode_all") or asked == "align":
         return "align"
-    if asked == "all" or (not rules.has("align_is_default") and "speculative_config" not in settings.extra):
-        return "all" if every else "align"
-    return "align"
+    drafts_align = rules.has("mode_all_drafts_align") and not rules.has("mode_all_keeps_drafts")
+    aligned = rules.has("align_is_default") or (drafts_align and "speculative_config" in settings.extra)
+    return "all" if every and (asked == "all" or not aligned) else "align"
 
 
 def model_caches(model: ModelSpec, inputs: Inputs) -> list[tuple[int, CacheLayer]]:

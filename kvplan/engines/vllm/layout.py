@@ -212,7 +212,7 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
         dcp=settings.decode_context_parallel_size,
         mamba_mode=mode,
         retained_tokens=speculation.retained_tokens(spoken, drafts) if rules.has("window_keeps_drafts") else 0,
-        draft_states=rules.has("mamba_cache_modes"),
+        draft_states=rules.has("mode_all_keeps_drafts" if mode == "all" else "mamba_cache_modes"),
     )
     return Layout(inputs.block_size, caches, groups, limits, bool(grids), alike(groups), {}, rules)
 

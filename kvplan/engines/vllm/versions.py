@@ -89,6 +89,12 @@ CHANGES: dict[str, Change] = {
     "override_in_check": Change((0, 20, 1), "num_gpu_blocks_override counts in the check at start", _PLANNING),
     "tokens_from_concurrency": Change((0, 20, 1), "token line is concurrency x max_model_len", _PLANNING),
     "v4_slots_by_page": Change((0, 23, 0), "DeepSeek-V4 blocks hold as many slots of a page size as needed", _PLANNING),
+    "mode_all_drafts_align": Change(
+        (0, 20, 0), "drafts turn mamba cache mode all, where it is the default, into align (until 0.21)", _MODELS
+    ),
+    "mode_all_keeps_drafts": Change(
+        (0, 22, 0), "mamba cache mode all is the default beside drafts too, and reserves their states", _SPECS
+    ),
     "pages_may_be_padded": Change((0, 24, 0), "pages that do not divide the largest are padded", _PLANNING),
     "mixed_formats_align": Change(
         (0, 25, 0), "blocks grow until a packed page covers an unpacked kernel block",

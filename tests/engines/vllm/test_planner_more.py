@@ -137,3 +137,25 @@ def test_largest_windowed_block_since_0_30() -> None:
     given = {"block_size": 48, "max_model_len": 32768, "kv_cache_memory_bytes": 10**10}
     found = [plan_deployment(spec, load_gpu("h100-sxm"), f"vllm@{v}", given).capacity for v in ("0.29.0", "0.30.0")]
     assert [c.num_blocks for c in found if c] == [10**10 // (32 * 65536), 10**10 // (32 * 65536 * 3)]
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "expected"),
+    [
+        # mode all: a state a block of 2,048 tokens; beside drafts align in 0.20 and 0.21, and their states since 0.22
+        ("0.26.0", {"tensor_parallel_size": 2, "max_model_len": 8192}, (2048, 1788, 457728)),
+        ("0.24.0", {"tensor_parallel_size": 2, "max_model_len": 20000, "drafts": 5}, (2048, 1788, 310956)),
+        ("0.19.0", {"max_model_len": 40960, "mamba_ssm_cache_dtype": "float32", "drafts": 5,
+         "kv_cache_memory_bytes": 8433163268}, (2048, 251, 63488)),
+    ],
+)  # fmt: skip
+def test_states_of_every_block(version: str, given: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    """Jamba with prefix caching, of which 0.15 to 0.27 keep every block's states by default."""
+    given = {"kv_cache_memory_bytes": 30 * 10**9, "enable_prefix_caching": True} | given
+    drafts = given.pop("drafts", 0)
+    if drafts:
+        given["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts}
+    spec = read_config(json.loads((CONFIGS / "jamba-v0.1.json").read_text()))
+    made = plan_deployment(spec, load_gpu("h100-sxm"), f"vllm@{version}", given).capacity
+    assert made is not None
+    assert (made.block_size, made.num_blocks, made.engine_reported_tokens) == expected
