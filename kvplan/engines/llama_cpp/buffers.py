@@ -3,7 +3,7 @@
 ::
 
     mask    = ubatch x cells x (2 with flash attention, else 4) bytes, for each kind of cache
-    scores  = 8 x ubatch x cells of an indexer (x its heads beside grouped attention)
+    scores  = 8 x ubatch x cells of an indexer (x its heads beside grouped attention, where that is sparse)
     flash:    work x ubatch + mask + scores
     no flash: 4 x query heads x cells x ubatch + mask + 22 x hidden x ubatch, not below the other
     outputs:  4 x outputs x (vocabulary + 2 x hidden), where that is more

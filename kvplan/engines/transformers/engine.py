@@ -92,6 +92,8 @@ class Transformers(SequenceEngine):
         layout, rows = self.layout(model, settings), self.rows(model, settings)
         if layout.implementation == "quantized":
             self._check_quantized(model, settings, layout, rows)
+        if layout.implementation == "static" and not at_least(settings.engine_version, UNIFIED_SINCE):
+            self._check_old_static(model, settings, rows)
         warnings: list[str] = []
         if not at_least(settings.engine_version, LATENT_SINCE) and any(r.kind == "mla" for r in rows):
             size = max((r.k + r.v) * layout.element_bytes for r in rows if r.kind == "mla")
@@ -102,6 +104,21 @@ class Transformers(SequenceEngine):
         if layout.implementation == "dynamic" and any(r.window and settings.prompt_tokens >= r.window for r in rows):
             warnings.append("until the token after the prompt, sliding layers keep the whole prompt alive (peak_bytes)")
         return warnings
+
+    @staticmethod
+    def _check_old_static(model: ModelSpec, settings: Settings, rows: list[Rows]) -> None:
+        """Refuse the static cache where a release gives models with states caches of their own.
+
+        Raises:
+            UnsupportedError: a layer has a state.
+        """
+        if any(r.has_state for r in rows):
+            flag = "--cache-implementation"
+            raise UnsupportedError(
+                f"transformers {settings.engine_version} gives {model.id} a cache of its own, which is never static",
+                where=flag,
+                hint=f"type {flag} dynamic",
+            )
 
     @staticmethod
     def _check_quantized(model: ModelSpec, settings: Settings, layout: cache.Layout, rows: list[Rows]) -> None:

@@ -70,12 +70,19 @@ def test_the_corpus_is_wide() -> None:
         ("deepseek-v4.1-flash", "transformers", {}),
         ("deepseek-v4-flash", "transformers", {"cache_implementation": "static"}),
         ("deepseek-v4-flash", "transformers", {"cache_implementation": "quantized"}),
+        ("falcon-h1-7b", "transformers@4.57.6", {"cache_implementation": "static"}),
     ],
 )
-def test_compressed_refusals(model: str, engine: str, settings: dict[str, Any]) -> None:
+def test_refused_caches(model: str, engine: str, settings: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError) as caught:
         plan(model, engine=engine, **settings)
     assert caught.value.hint
+
+
+def test_static_caches_with_states_since_5() -> None:
+    laid = plan("falcon-h1-7b", engine="transformers", cache_implementation="static").allocation
+    assert laid is not None
+    assert laid.state_bytes
 
 
 def test_tokens_wait_for_their_entry() -> None:
