@@ -74,18 +74,32 @@ def test_ranges_of_mixed_files_hold_the_figure_that_is_used(name: str) -> None:
 
 
 def test_the_chunk_of_context_that_latent_attention_rebuilds() -> None:
-    """vLLM: eight times the longest request, or four blocks a sequence, 65,536 rows at most; 16-bit K and V."""
+    """vLLM: eight times the longest request, or four blocks a sequence, 65,536 rows at most; 16-bit K and V.
+
+    A block of every sequence at least, up to 0.27; with 1,024 sequences of blocks of 128 that is twice the cap.
+    """
     spec, chosen, settings = served("deepseek-v3", "generic")
     (stage,) = evaluate(spec, load_gpu("h200-sxm"), chosen, settings).stages
     row = 2 * 128 * (128 + 128)
 
-    def rows(length: int, sequences: int) -> float:
-        given = Settings(
-            engine="vllm", engine_version="0.33.0", max_model_len=length, max_num_seqs=sequences, block_size=64
-        )
-        return latent_prefill_bytes(stage, given) / row
+    def rows(length: int, sequences: int, version: str = "0.33.0", block: int = 64) -> float:
+        given = Settings(engine="vllm", engine_version=version, max_model_len=length, max_num_seqs=sequences)
+        return latent_prefill_bytes(stage, given, block) / row
 
     assert [rows(4096, 16), rows(1024, 64), rows(1024, 256), rows(131_072, 16)] == [32_768, 16_384, 65_536, 65_536]
+    assert rows(131_072, 1024, "0.27.0", 128) == 131_072
+    assert rows(131_072, 1024, "0.28.0", 128) == 65_536
+    assert rows(8, 1, "0.28.0", 128) == 512
+
+
+def test_sparse_attention_rebuilds_rows_since_the_layer_does() -> None:
+    """vLLM 0.15: ``FlashMLASparseImpl.forward`` allocates nothing in the profile; 0.16: ``MLAAttention`` does."""
+    spec, chosen, settings = served("deepseek-v3.2", "generic")
+    (stage,) = evaluate(spec, load_gpu("h200-sxm"), chosen, settings).stages
+    row = 2 * 128 * (128 + 128)
+    for version, rows in (("0.15.0", 0), ("0.16.0", 65_536)):
+        given = Settings(engine="vllm", engine_version=version, max_model_len=131_072, max_num_seqs=16)
+        assert latent_prefill_bytes(stage, given, 64) == rows * row
 
 
 def test_the_block_that_every_backend_takes() -> None:

@@ -38,8 +38,12 @@ V2_KEPT_QUARTERS = 17
 """The V2 runner keeps, per sequence and vocabulary element, an int32 count and two bits: 4.25 bytes."""
 
 
-def terms(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
-    """Every term of one rank besides the weights of the checkpoint."""
+def terms(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, block_size: int) -> list[Term]:
+    """Every term of one rank besides the weights of the checkpoint.
+
+    Args:
+        block_size: tokens of a block of attention as it is laid out.
+    """
     draft = speculation.of(settings)
     ahead = speculation.tokens_ahead(draft, len(model.draft_layers)) if draft else 0
     runner = which_runner(model, settings, versions.version_of(settings))
@@ -51,7 +55,7 @@ def terms(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> l
         loaded.encoder_left_out(stage, model, settings),
         loaded.lora_term(stage, model, settings),
         loaded_term(stage, model, settings, bool(draft)),
-        activation_term(stage, model, settings, gpu, runner, path, bool(draft)),
+        activation_term(stage, model, settings, gpu, runner, path, bool(draft), block_size),
         kept_term(stage, model, settings, gpu, runner, path),
         fragments_term(stage, model, settings),
         outside.graph_term(stage, settings, gpu, runner, ahead),
@@ -61,14 +65,15 @@ def terms(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> l
 
 
 def activation_term(
-    stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, runner: int, path: versions.Sampler, drafts: bool
-) -> Term:
+    stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, runner: int, path: versions.Sampler, drafts: bool,
+    block_size: int,
+) -> Term:  # fmt: skip
     """The peak of the profiling run: the largest of sampler, forward pass, encoder and compilation."""
     sampler = activation.sampler_peak(stage, model, settings, path, drafts)
     workspace = _workspace(stage, model, settings, gpu)
     sparse = sparse_workspace(stage, settings, gpu)
     more = workspace.beside + sparse.transient + (0 if workspace_kept(settings) else workspace.shared)
-    forward = _plus(activation.forward_peak(stage, model, settings), more)
+    forward = _plus(activation.forward_peak(stage, model, settings, block_size), more)
     encoder, held = activation.encoder_peaks(stage, model, settings)
     sampler, forward = _plus(sampler, held if sampler.bytes else 0), _plus(forward, held)
     compiling = activation.compile_peak(stage, model, settings, vocab_rows(model, settings))

@@ -8,7 +8,7 @@ their sum. Widths are per rank. Sources: see `kvplan.engines.vllm.budget_version
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.engines.vllm import budget_versions as versions
 
@@ -36,7 +36,11 @@ PATCHES_PER_TOKEN = 4
 EXPANDED_ITEMS: versions.Version = (0, 11, 0)
 """In this release every item's encoder output is expanded to the whole budget."""
 MLA_ROWS = 65536
-"""Cap of the context rows that MLA prefill rebuilds at once (``CUDAGraph-free chunked context``)."""
+"""Cap of the context rows that MLA prefill rebuilds at once."""
+ONE_BLOCK: versions.Version = (0, 28, 0)
+"""Since this release that chunk may have less than a block for every running sequence."""
+SPARSE_CHUNKS: versions.Version = (0, 16, 0)
+"""Since this release the layer, not its backend, allocates the chunk, and sparse attention does so too."""
 
 
 class Peak(NamedTuple):
@@ -80,7 +84,7 @@ def mixer_width(mixer: CacheKind) -> int:
     return (2 * query + 2 * kv) * dim if dim and query else 0
 
 
-def forward_peak(stage: Stage, model: ModelSpec, settings: Settings) -> Peak:
+def forward_peak(stage: Stage, model: ModelSpec, settings: Settings, block_size: int) -> Peak:
     """The widest point of one layer for a full batch, 2 bytes an element.
 
     ``2 (3 I + 4 H)`` bytes a token, I the width of the MLP on this rank and H the hidden size, measured to
@@ -96,22 +100,32 @@ def forward_peak(stage: Stage, model: ModelSpec, settings: Settings) -> Peak:
             widest = max(widest, 3 * wide)
         widest = max([widest, *(mixer_width(m) for m in block.mixers)])
     streams = 3 if settings.enforce_eager else 4
-    size = 2 * batched * (widest + streams * model.hidden_size) + latent_prefill_bytes(stage, settings)
+    size = 2 * batched * (widest + streams * model.hidden_size)
+    size += latent_prefill_bytes(stage, settings, block_size)
     return Peak("forward pass", size, size * 3 // 4, size + size // 4)
 
 
-def latent_prefill_bytes(stage: Stage, settings: Settings) -> int:
+def latent_prefill_bytes(stage: Stage, settings: Settings, block_size: int) -> int:
     """K and V rebuilt from latent rows for the largest chunk of context, which the profile allocates on purpose.
 
-    Source: vLLM 0.11.0 to 0.33.0 ``MLACommonImpl``/``determine_chunked_prefill_workspace_size``.
+    Up to 0.27 the chunk has a block for every running sequence at least, whatever the cap: beside recurrent states,
+    whose blocks are large, that is gigabytes.
+
+    Args:
+        block_size: tokens of a block as it is laid out, grown to the pages of states where there are any.
+
+    Source: vLLM 0.11.0 to 0.33.0 ``MLACommonImpl`` and ``MLAAttention``, ``determine_chunked_prefill_workspace_size``.
     """
-    peak = 0
+    version, seqs, peak = versions.version_of(settings), settings.max_num_seqs or 0, 0
     for name in stage.spec.layer_counts:
         for mixer in stage.spec.blocks[name].mixers:
             if mixer.kind == "mla":
-                seqs = settings.max_num_seqs or 0
-                rows = min(max(8 * settings.max_model_len, 4 * seqs * settings.block_size), MLA_ROWS)
-                width: int = mixer.query_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)  # type: ignore[attr-defined]
+                latent: Any = mixer
+                rows = min(max(8 * settings.max_model_len, 4 * seqs * block_size), MLA_ROWS)
+                if latent.index_topk and version < SPARSE_CHUNKS:
+                    continue
+                rows = max(rows, seqs * block_size if version < ONE_BLOCK else block_size)
+                width = latent.query_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
                 peak = max(peak, 2 * rows * width)
     return peak
 

@@ -141,7 +141,7 @@ class Vllm(Engine):
         return smaller(total_bytes, ceiling(total_bytes * settings.gpu_memory_utilization))
 
     def terms(self, stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec) -> list[Term]:
-        return budget.terms(stage, model, settings, gpu)
+        return budget.terms(stage, model, settings, gpu, self.layout(stage, settings).block_size)
 
     def layout(self, stage: Stage, settings: Settings) -> Layout:
         """The cache of a deployment, laid out for the whole model.

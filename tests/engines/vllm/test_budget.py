@@ -165,8 +165,8 @@ def test_mla_prefill_workspace() -> None:
     """65,536 rows x heads x (128 + 128) x 2 bytes: 4 GiB where attention is not divided, 0.5 GiB over 8 ranks."""
     alone = run("deepseek-v3", "b200", "0.33.0", data_parallel_size=8, enable_expert_parallel=True)
     shared = run("deepseek-v3", "b200", "0.33.0", tensor_parallel_size=8)
-    assert activation.latent_prefill_bytes(alone.stages[0], alone.settings) == 4 * GIB
-    assert activation.latent_prefill_bytes(shared.stages[0], shared.settings) == GIB // 2
+    assert activation.latent_prefill_bytes(alone.stages[0], alone.settings, 64) == 4 * GIB
+    assert activation.latent_prefill_bytes(shared.stages[0], shared.settings, 64) == GIB // 2
 
 
 def test_expert_workspace() -> None:
