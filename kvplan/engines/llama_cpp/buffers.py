@@ -6,6 +6,7 @@
     scores  = 8 x ubatch x cells of an indexer (x its heads beside grouped attention, where that is sparse)
     flash:    work x ubatch + mask + scores
     no flash: 4 x query heads x cells x ubatch + mask + 22 x hidden x ubatch, not below the other
+              (compressed attention: the scores of its window and entries beside the other)
     outputs:  4 x outputs x (vocabulary + 2 x hidden), where that is more
 
 `work` is the widest moment of a layer in bytes a token, from its shape. Structure: graphs of
@@ -75,7 +76,12 @@ def compute_bytes(model: ModelSpec, facts: Facts, shape: Geometry) -> int:
     heads = max((getattr(m, "query_heads", 0) for _, m in model.mixers()), default=0)
     mask = shape.ubatch * sum(cells) * (2 if shape.flash else 4)
     total = work_bytes(model) * shape.ubatch + mask + _index_bytes(model, shape)
-    if not shape.flash and cells:
+    if not shape.flash and any(r > 1 for _, r in windows):
+        # rows of the window and compressed ones are scored together, beside everything else
+        by_ratio = [(r, c) for c, (_, r) in zip(cells, windows, strict=True)]
+        near, far = max(c for r, c in by_ratio if r == 1), max(c for r, c in by_ratio if r > 1)
+        total += 4 * heads * (near + far) * shape.ubatch
+    elif not shape.flash and cells:
         total = max(total, 4 * heads * max(cells) * shape.ubatch + mask + 22 * model.hidden_size * shape.ubatch)
     return max(total, 4 * shape.outputs * (model.vocab_size + 2 * model.hidden_size))
 

@@ -65,9 +65,13 @@ def test_every_printed_cache(model: dict[str, Any], case: dict[str, Any]) -> Non
     assert plan.inputs["max_model_len"] == case["n_ctx_seq"]
 
 
-@pytest.mark.parametrize(
-    ("model", "case"), [c for c in CASES if "compute_buffer_mib" in c.values[1] and c.values[0]["arch"] != "deepseek4"]
-)
+def _bounded(model: dict[str, Any], case: dict[str, Any]) -> bool:
+    """DeepSeek-V4 with whole windows takes up to 8 bytes a cell and token, more than the model of buffers knows."""
+    known = model["arch"] != "deepseek4" or not case["settings"].get("swa_full")
+    return known and "compute_buffer_mib" in case
+
+
+@pytest.mark.parametrize(("model", "case"), [c for c in CASES if _bounded(*c.values)])  # type: ignore[arg-type]
 def test_compute_buffer_within_its_bounds(model: dict[str, Any], case: dict[str, Any]) -> None:
     laid = planned(model, case).allocation
     assert laid is not None
