@@ -71,7 +71,7 @@ def _bounded(model: dict[str, Any], case: dict[str, Any]) -> bool:
     return known and "compute_buffer_mib" in case
 
 
-@pytest.mark.parametrize(("model", "case"), [c for c in CASES if _bounded(*c.values)])  # type: ignore[arg-type]
+@pytest.mark.parametrize(("model", "case"), [c for c in CASES if _bounded(*c.values)])
 def test_compute_buffer_within_its_bounds(model: dict[str, Any], case: dict[str, Any]) -> None:
     laid = planned(model, case).allocation
     assert laid is not None
