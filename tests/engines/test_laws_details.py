@@ -1,0 +1,96 @@
+"""Details of engines: flags of a length, layers dealt over GPUs, samplers by release, bounds that hold their figure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvplan import load_gpu, load_model, plan
+from kvplan.engines import get_engine
+from kvplan.engines.llama_cpp import offload
+from kvplan.engines.sglang.pools import Cell, Pools, held_bytes
+from kvplan.engines.vllm import budget_outside
+from kvplan.engines.vllm.backends import BACKENDS, window_block
+from kvplan.engines.vllm.budget_activation import major
+from kvplan.engines.vllm.budget_outside import Level, capture_sizes
+from kvplan.engines.vllm.budget_versions import NO_SORT, SORT_FEW_ROWS, sampler
+from kvplan.engines.vllm.versions import Rules
+from kvplan.planning.settings import resolve
+from kvplan.units import MIB
+
+
+def resolved(engine: str, gpu: str = "h200-sxm", **given: Any) -> Any:
+    spec, chosen = load_model("llama-3.1-8b"), get_engine(engine)
+    settings, _ = resolve(spec, load_gpu(gpu), chosen, {"max_model_len": 4096, **given})
+    return chosen, settings
+
+
+def test_a_length_is_asked_for_as_the_engine_was_told_it() -> None:
+    chosen, settings = resolved("exllamav3", cache_tokens=8192)
+    changes = {"max_model_len": 1000, "cache_tokens": 1024}
+    assert chosen.length_flag(settings, 1000) == ("--max-model-len", "1000 --cache-tokens 1024", changes)
+    chosen, settings = resolved("exllamav3")
+    assert chosen.length_flag(settings, 1000)[:2] == ("--max-model-len", "1000")
+    chosen, settings = resolved("lmstudio")
+    assert chosen.length_flag(settings, 1000)[:2] == ("--max-model-len", "1000")
+    chosen, settings = resolved("lmstudio", max_model_len=None, ctx_size=8192)
+    assert chosen.length_flag(settings, 1000) == ("--ctx-size", "1000", {"ctx_size": 1000})
+
+
+def test_k_and_v_of_exllamav3_are_as_wide() -> None:
+    made = plan("llama-3.1-8b", engine="exllamav3", cache_tokens=1024, max_model_len=1024).allocation
+    assert made is not None
+    assert [(p.k_bytes, p.v_bytes) for p in made.pools] == [(1024 * 32 * 1024 * 2,) * 2]
+
+
+def test_layers_beside_those_in_host_memory_are_dealt_evenly() -> None:
+    assert offload.split(80, 41, (1.0, 1.0)) == offload.Split(40, (21, 19))
+    assert offload.split(80, 41, (3.0, 1.0)) == offload.Split(40, (31, 9))
+
+
+def test_a_padding_slot_is_held_too() -> None:
+    one = Cell(10, 10, 0, 0, 0, conv=100, recurrent=300)
+    assert held_bytes(Pools(64, 0, 5, 1), one, 16) == (64 + 16) * 20 + 6 * 400
+
+
+@pytest.mark.parametrize(("block", "window"), [(16, 16), (40, 32), (48, 48), (8, 16)])
+def test_a_windowed_layer_takes_the_largest_block_that_its_backend_has(block: int, window: int) -> None:
+    backend = next(b for b in BACKENDS.values() if b.multiple and b.sizes[0] == 16)
+    assert window_block(backend, block, Rules()) == window
+    assert window_block(backend, block, Rules("0.25.0")) == 16
+
+
+@pytest.mark.parametrize("name", [name for name, value in vars(budget_outside).items() if isinstance(value, Level)])
+def test_bounds_hold_their_figure(name: str) -> None:
+    level = getattr(budget_outside, name)
+    assert 0 <= level.low < level.typical < level.high
+    assert level.typical >= MIB
+
+
+def test_cards_without_a_compute_capability_are_of_no_generation() -> None:
+    gpu = load_gpu("h100-sxm")
+    assert (major(gpu), major(replace(gpu, compute_capability=None)), major(load_gpu("mi300x"))) == (9, 0, 0)
+
+
+def test_the_smallest_graphs() -> None:
+    _, settings = resolved("vllm", max_cudagraph_capture_size=1)
+    assert capture_sizes(settings, load_gpu("h100-sxm")) == [1]
+
+
+@pytest.mark.parametrize(
+    ("release", "runner", "rows", "path", "least"),
+    [
+        ("0.25.0", 2, 256, "V2 runner, fp32 copy", 6.0), ("0.26.0", 2, 256, "V2 runner, logits only", 2.0),
+        ("0.32.0", 2, 256, "V2 runner, logits only", 2.0),
+        ("0.33.0", 2, 256, "V2 runner, warm-up pass with top-k and top-p", NO_SORT),
+        ("0.20.1", 1, 7, "sort of few rows", SORT_FEW_ROWS), ("0.21.0", 1, 7, "sort of few rows", NO_SORT),
+        ("0.20.1", 1, 8, "Triton", NO_SORT), ("0.21.0", 1, 8, "FlashInfer, Triton warmed", NO_SORT),
+        ("0.16.0", 1, 7, "sort", SORT_FEW_ROWS),
+    ],
+)  # fmt: skip
+def test_samplers_by_release(release: str, runner: int, rows: int, path: str, least: float) -> None:
+    _, settings = resolved(f"vllm@{release}")
+    found = sampler(settings, load_gpu("h100-sxm"), runner, rows)
+    assert (found.path, found.least_bytes_per_element) == (path, least)
