@@ -18,7 +18,7 @@ def test_a_layer_without_a_cache_has_weights_where_it_is_linear() -> None:
 
 def test_vectors_of_rwkv_are_those_of_its_parts() -> None:
     """Token mixing, decay and bonus, norm."""
-    assert {5: 4 + 2 + 2, 6: 6 + 2 + 2, 7: 6 + 6 + 2} == VECTORS
+    assert VECTORS == {5: 4 + 2 + 2, 6: 6 + 2 + 2, 7: 6 + 6 + 2}
     assert Rwkv(heads=2, head_dim=64, hidden_size=128, version=6).low_rank == 0
 
 

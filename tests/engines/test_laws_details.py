@@ -13,11 +13,13 @@ from kvplan.engines.llama_cpp import offload
 from kvplan.engines.sglang.pools import Cell, Pools, held_bytes
 from kvplan.engines.vllm import budget_outside
 from kvplan.engines.vllm.backends import BACKENDS, window_block
-from kvplan.engines.vllm.budget_activation import major
+from kvplan.engines.vllm.budget_activation import compile_peak, major
 from kvplan.engines.vllm.budget_outside import Level, capture_sizes
 from kvplan.engines.vllm.budget_versions import NO_SORT, SORT_FEW_ROWS, sampler
 from kvplan.engines.vllm.versions import Rules
+from kvplan.planning.evaluate import evaluate
 from kvplan.planning.settings import resolve
+from kvplan.sources.commands import read_command
 from kvplan.units import MIB
 
 
@@ -72,6 +74,38 @@ def test_bounds_hold_their_figure(name: str) -> None:
 def test_cards_without_a_compute_capability_are_of_no_generation() -> None:
     gpu = load_gpu("h100-sxm")
     assert (major(gpu), major(replace(gpu, compute_capability=None)), major(load_gpu("mi300x"))) == (9, 0, 0)
+
+
+@pytest.mark.parametrize(("known", "low"), [(None, 0), ("cold", 1), ("warm", None)])
+def test_a_copy_of_the_embedding_while_a_cold_start_compiles(known: str | None, low: int | None) -> None:
+    given = {} if known is None else {"compile_cache": known}
+    chosen, settings = resolved("vllm")
+    spec = load_model("llama-3.1-8b")
+    stage = evaluate(spec, load_gpu("h200-sxm"), chosen, settings).stages[0]
+    found = compile_peak(stage, spec, replace(settings, extra={**settings.extra, **given}), 1000)
+    size = 2 * 1000 * 4096
+    assert tuple(found)[1:] == ((0, 0, 0) if low is None else (size, size * low, size))
+
+
+@pytest.mark.parametrize(
+    ("flags", "eager"),
+    [("-O0", True), ("-O3", None), ("""--compilation-config '{"level": 0}'""", True),
+     ("""--compilation-config '{"level": 1}'""", None), ("""--compilation-config '{"level": "0"}'""", True)],
+)  # fmt: skip
+def test_level_0_captures_no_graphs(flags: str, eager: bool | None) -> None:
+    read = read_command(f"docker run vllm/vllm-openai:v0.11.0 --model meta-llama/Llama-3.1-8B-Instruct {flags}")
+    assert read.settings.get("enforce_eager") is eager
+
+
+@pytest.mark.parametrize(
+    ("flags", "warned"),
+    [("""--compilation-config '{"cudagraph_capture_sizes": [8]}'""", True), ("--cuda-graph-sizes 8", False),
+     ("--cuda-graph-sizes 4 8", True), ("""--compilation-config '{"max_cudagraph_capture_size": 8}'""", False)],
+)  # fmt: skip
+def test_sizes_to_capture_are_counted_up_to_the_largest(flags: str, warned: bool) -> None:
+    read = read_command(f"docker run vllm/vllm-openai:v0.11.0 --model meta-llama/Llama-3.1-8B-Instruct {flags}")
+    assert read.settings["max_cudagraph_capture_size"] == 8
+    assert any("graphs are counted for all usual sizes up to 8" in text for text in read.warnings) is warned
 
 
 def test_the_smallest_graphs() -> None:
