@@ -9,7 +9,10 @@ import pytest
 
 from kvplan import load_gpu, load_model, plan
 from kvplan.engines import get_engine
+from kvplan.engines.exllamav3.engine import row_bytes
 from kvplan.engines.llama_cpp import offload
+from kvplan.engines.llama_cpp.buffers import _mixer_bytes
+from kvplan.engines.rows import cache_rows
 from kvplan.engines.sglang.pools import Cell, Pools, held_bytes
 from kvplan.engines.vllm import budget_outside
 from kvplan.engines.vllm.backends import BACKENDS, window_block
@@ -17,6 +20,7 @@ from kvplan.engines.vllm.budget_activation import compile_peak, major
 from kvplan.engines.vllm.budget_outside import Level, capture_sizes
 from kvplan.engines.vllm.budget_versions import NO_SORT, SORT_FEW_ROWS, sampler
 from kvplan.engines.vllm.versions import Rules
+from kvplan.errors import UnsupportedError
 from kvplan.planning.evaluate import evaluate
 from kvplan.planning.settings import resolve
 from kvplan.sources.commands import read_command
@@ -90,7 +94,9 @@ def test_a_copy_of_the_embedding_while_a_cold_start_compiles(known: str | None, 
 @pytest.mark.parametrize(
     ("flags", "eager"),
     [("-O0", True), ("-O3", None), ("""--compilation-config '{"level": 0}'""", True),
-     ("""--compilation-config '{"level": 1}'""", None), ("""--compilation-config '{"level": "0"}'""", True)],
+     ("""--compilation-config '{"level": 1}'""", None), ("""--compilation-config '{"level": "0"}'""", True),
+     ("""--compilation-config '{"max_cudagraph_capture_size": 0}'""", True),
+     ("""--compilation-config '{"max_cudagraph_capture_size": 1}'""", None)],
 )  # fmt: skip
 def test_level_0_captures_no_graphs(flags: str, eager: bool | None) -> None:
     read = read_command(f"docker run vllm/vllm-openai:v0.11.0 --model meta-llama/Llama-3.1-8B-Instruct {flags}")
@@ -128,3 +134,23 @@ def test_samplers_by_release(release: str, runner: int, rows: int, path: str, le
     _, settings = resolved(f"vllm@{release}")
     found = sampler(settings, load_gpu("h100-sxm"), runner, rows)
     assert (found.path, found.least_bytes_per_element) == (path, least)
+
+
+def test_a_latent_row_of_exllamav3_in_16_bits() -> None:
+    row = next(r for r in cache_rows(load_model("deepseek-v2-lite")) if r.kind == "mla")
+    assert (row.k, row_bytes(row, None)) == (512, (1024, 128))
+    assert row_bytes(row, (4, 4)) == (512 // 32 * 18, 128)
+
+
+def test_intermediates_of_attention_under_llama_cpp_are_floats() -> None:
+    """Queries, keys, values and the result of 32 and 8 heads of 128, and the hidden vector."""
+    (_, mixer), *_ = load_model("llama-3.1-8b").mixers()
+    assert _mixer_bytes(mixer, 4096) == 4 * ((2 * 32 + 8) * 256 + 4096)
+
+
+def test_a_factor_that_would_do_is_named() -> None:
+    """Three times 32,768 are less than 100,000, four are enough."""
+    rope = """{"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32768}}"""
+    with pytest.raises(UnsupportedError) as refused:
+        plan(f"vllm serve Qwen/Qwen3-8B --max-model-len 100000 --hf-overrides '{rope}'")
+    assert refused.value.hint == 'put "factor": 4 and "max_position_embeddings": 131072 into its JSON'
