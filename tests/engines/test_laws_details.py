@@ -12,6 +12,7 @@ from kvplan.engines import get_engine
 from kvplan.engines.exllamav3.engine import row_bytes
 from kvplan.engines.llama_cpp import offload
 from kvplan.engines.llama_cpp.buffers import _mixer_bytes
+from kvplan.engines.ollama import _estimate
 from kvplan.engines.rows import cache_rows
 from kvplan.engines.sglang.pools import Cell, Pools, held_bytes
 from kvplan.engines.vllm import budget_outside
@@ -154,3 +155,23 @@ def test_a_factor_that_would_do_is_named() -> None:
     with pytest.raises(UnsupportedError) as refused:
         plan(f"vllm serve Qwen/Qwen3-8B --max-model-len 100000 --hf-overrides '{rope}'")
     assert refused.value.hint == 'put "factor": 4 and "max_position_embeddings": 131072 into its JSON'
+
+
+def test_the_preflight_figure_of_ollama_is_whole_bytes() -> None:
+    model = load_model("llama-3.1-8b")
+    found = [_estimate(model, "q4_k_m", tokens) for tokens in (0, 8192)]
+    assert {type(size) for size in found} == {int}
+    assert found[1] - found[0] == 4 * 32 * 8 * (4096 // 32) * 8192
+
+
+def test_rows_of_logits_that_stay_are_named() -> None:
+    made = plan("llama-3.1-8b", gpu="h100-sxm", engine="vllm@0.22.0", max_model_len=4096)
+    (kept,) = (term for term in (made.memory or ())[0].terms if term.name == "buffers kept")
+    rows = kept.bytes / (4 * 128_256)
+    assert f"{rows:.0f} rows of fp32 logits" in kept.source
+
+
+def test_a_context_of_0_is_what_the_model_was_trained_with() -> None:
+    for given in ({"ctx_size": 0}, {}):
+        made = plan("llama-3.1-8b", engine="llama.cpp", parallel=1, **given)  # type: ignore[arg-type]
+        assert made.inputs["max_model_len"] == 131_072
