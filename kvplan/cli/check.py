@@ -167,7 +167,7 @@ def _once(files: Sequence[str]) -> None:
     """
     seen: set[str] = set()
     for file in files:
-        real = os.path.realpath(file)
+        real = os.path.realpath(file) if "\0" not in file else file  # the writer says what is wrong with that one
         if real in seen and not (os.path.exists(real) and not os.path.isfile(real)):
             raise InputError(f"{printable(file)} would be written twice", hint="name a file for each output")
         seen.add(real)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kvplan.errors import InputError, KvplanError
+from kvplan.errors import KvplanError
 
 if TYPE_CHECKING:
     import typer
@@ -36,8 +36,6 @@ def main(args: Sequence[str] | None = None) -> int:
     from kvplan.cli.output import mute_stdout, report
 
     try:
-        if any("\0" in word for word in words):
-            raise InputError("an argument holds a NUL byte", hint="no file and no name has one")
         status = typer.main.get_command(app).main(args=words, prog_name="kvplan", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except (KeyboardInterrupt, typer.Abort):

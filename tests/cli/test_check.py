@@ -216,3 +216,10 @@ def test_the_note_of_init_names_a_file_that_check_would_not_find(run: Run, here:
     assert "`kvplan check sub/out.yaml` holds it" in run("check", "--init", "sub/out.yaml").err
     (here / "kvplan.yaml").unlink()
     assert "`kvplan check` holds it" in run("check", "--init").err
+
+
+def test_a_baseline_whose_name_no_file_can_have(run: Run) -> None:
+    done = run("check", "--write-baseline", "a\0b.json")
+    assert done.status == 2
+    assert done.err.startswith("error: ")
+    assert "internal" not in done.err

@@ -23,7 +23,6 @@ PLAN = ("plan", "llama-3.1-8b", "--gpu", "h100-sxm")
     ("words", "message", "hint"),
     [
         (("plam",), "unknown command 'plam'", "did you mean plan?"),
-        (("check", "a\0b.yaml"), "an argument holds a NUL byte", "no file and no name has one"),
         (("meta-llama/Llama-3.1-8B",), "unknown command", "kvplan plan meta-llama/Llama-3.1-8B"),
         (("--helpp",), "unknown option '--helpp'", "did you mean --help?"),
         (("models", "lst"), "unknown command 'lst'", "did you mean list?"),
