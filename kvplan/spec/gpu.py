@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvplan.errors import printable
 from kvplan.spec.shown import Shown
 
 SCHEMA = "kvplan.gpu/1"
@@ -32,6 +33,7 @@ class GpuSpec(Shown):
     name: str
     """The name its driver prints."""
     vendor: str
+    """In lower case, however it was written."""
     architecture: str
     datasheet_gb: float
     """What the datasheet says, in its own loose GB; never used as bytes where better is known."""
@@ -45,6 +47,7 @@ class GpuSpec(Shown):
     torch_total_source: str | None = None
     aliases: tuple[str, ...] = ()
     compute_capability: str | None = None
+    """``9.0`` on NVIDIA's; elsewhere what the vendor calls the instruction set, as in ``gfx942``."""
     sm_count: int | None = None
     fp16_flops: int | None = None
     bf16_flops: int | None = None
@@ -78,6 +81,14 @@ class GpuSpec(Shown):
             raise ValueError("bandwidth_bytes_per_second and datasheet_gb must be above 0")
         if self.device_bytes < LEAST_BYTES:
             raise ValueError(f"its memory, {self.device_bytes:,} B, is too little for an accelerator")
+        object.__setattr__(self, "vendor", self.vendor.strip().lower())  # engines and rates know them so
+        if self.vendor == "nvidia" and self.compute_capability is not None:
+            major, _, minor = self.compute_capability.partition(".")
+            if not (self.compute_capability.isascii() and major.isdigit() and len(minor) == 1 and minor.isdigit()):
+                raise ValueError(
+                    f'compute_capability is {printable(repr(self.compute_capability), 40)}, not "9.0" or its like: '
+                    "digits, a dot, a digit"
+                )
 
     @property
     def device_bytes(self) -> int:
