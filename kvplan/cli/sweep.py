@@ -201,7 +201,8 @@ class _Counts:
         of = f"{size:,} plans" if self.cells == size else f"the first {self.cells:,} plans"
         drawn = out.format in ("table", "text", "markdown")  # of which a reader sees the first rows on purpose
         if self.limited and (drawn or self.cells == size):
-            out.note(f"max_num_seqs, not the cache, limits the requests at once in {self.limited:,} of {of}")
+            limit = "the engine's limit of running requests, not the cache,"
+            out.note(f"{limit} decides how many run at once in {self.limited:,} of {of}")
         if self.refused:
             out.note(f"refused: {self.refused:,} of {of}, for instance {self.reason}")
         return 0

@@ -351,6 +351,10 @@ class Engine:
         """Requests of `tokens` tokens that run at once in one replica."""
         raise NotImplementedError
 
+    def held_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
+        """Those that the cache holds, whatever `requests_at` makes of the engine's own limit of running requests."""
+        return self.requests_at(stages, settings, kv_bytes, tokens)
+
     def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
         """Whether the workload (concurrency x (prompt + output), prefix shared) fits one replica."""
         raise NotImplementedError

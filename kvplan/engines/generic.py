@@ -6,64 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats, bytes_per_token, longest_sequence, prefix_bytes, sequence_bytes
 from kvplan.engines.base import ARRAY_SETTINGS, Engine, Pool, Settings, Stage
-from kvplan.errors import UnsupportedError
+from kvplan.engines.common import balanced_split, check_context_parallel, plain_formats
 from kvplan.spec.arrays import Number, ceiling, choose, filled, is_array, larger, least, quotient, ratio, smaller
-from kvplan.spec.formats import element_bytes, get_format
 
 if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
-
-
-def plain_formats(model: ModelSpec, settings: Settings) -> KvFormats:
-    """K and V in the chosen format, the index key like K, states in the model's dtype."""
-    name = settings.kv_cache_dtype
-    if name == "auto":
-        declared = model.checkpoint.kv_cache_format if model.checkpoint else None
-        name = declared or model.dtype
-    key, _, value = name.partition(",")
-    k = get_format(key, use="cache", where="--kv-cache-dtype")
-    v = get_format(value or key, use="cache", where="--kv-cache-dtype")
-    dtype_bytes = get_format(model.dtype).block_bytes
-    ssm = settings.mamba_ssm_cache_dtype
-    recurrent = dtype_bytes if ssm == "auto" else element_bytes(ssm, "--mamba-ssm-cache-dtype")
-    return KvFormats(k, v, k, dtype_bytes, recurrent)
-
-
-def balanced_split(num_layers: int, stages: int) -> list[int]:
-    """Layers per stage, the remainder one each to the stages before the last, counted backwards.
-
-    Source: vLLM 0.33.0 ``vllm/distributed/utils.py``, ``get_pp_indices``.
-    """
-    base, rest = divmod(num_layers, stages)
-    counts = [base] * stages
-    for i in range(rest):
-        counts[-(i + 2)] += 1
-    return counts
-
-
-def check_context_parallel(model: ModelSpec, settings: Settings) -> None:
-    """DCP splits tokens over the copies that tensor parallelism makes of a KV head; latent rows have tp copies.
-
-    Source: vLLM 0.33.0 ``vllm/config/model.py``, ``verify_with_parallel_config``.
-
-    Raises:
-        UnsupportedError: a layer whose heads have fewer copies than ranks would share its tokens.
-    """
-    dcp, tp = settings.decode_context_parallel_size, settings.tensor_parallel_size
-    where = "--decode-context-parallel-size"
-    for _, mixer in model.mixers() if dcp > 1 else ():
-        stream = next((s for s in mixer.streams() if s.role != "index" and s.window is None), None)
-        if stream is None or stream.name == "latent" or stream.fixed_entries is not None:
-            continue
-        copies = tp // stream.heads if tp > stream.heads else 1
-        if dcp > copies:
-            raise UnsupportedError(
-                f"decode context parallelism of {dcp} needs {dcp} copies of each KV head; tensor parallel size {tp} "
-                f"over {stream.heads} KV heads makes {copies}",
-                where=where,
-                hint=f"type {where} {copies} or a larger --tensor-parallel-size",
-            )
 
 
 class Generic(Engine):

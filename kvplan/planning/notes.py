@@ -101,22 +101,24 @@ def _breaks_first(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome
     settings = outcome.settings
     if not outcome.fits or outcome.pool is None or outcome.kv_bytes is None or not engine.fills_budget:
         return
-    limit, tokens = settings.max_num_seqs or settings.extra.get("max_running_requests"), settings.request_tokens
-    holds, shared = engine.requests_at(outcome.stages, settings, outcome.kv_bytes, tokens), ""
-    if settings.shared_prefix_tokens:
-        from kvplan.planning.prefix import requests
+    from kvplan.planning.prefix import requests, running_limit
 
-        holds = int(requests(engine, outcome.stages, settings, outcome.kv_bytes))
-        if once := engine.shared_prefix_tokens(model, settings):
-            shared = f", {once:,} of them held once for all"
+    tokens, shared = settings.request_tokens, ""
+    holds = int(requests(engine, outcome.stages, settings, outcome.kv_bytes, by_cache=True))
+    if once := engine.shared_prefix_tokens(model, settings) if settings.shared_prefix_tokens else 0:
+        shared = f", {once:,} of them held once for all"
+    limit, name = running_limit(settings), engine.sequences_flag.removeprefix("--").replace("-", "_")
+    default = limit is None
+    if default and (runs := int(requests(engine, outcome.stages, settings, outcome.kv_bytes))) < holds:
+        limit = runs
     each = " per replica" if settings.data_parallel_size > 1 else ""
     if limit and limit < holds:
         yield (
-            f"breaks first as requests are added: max_num_seqs {limit:,}{each}; the cache would hold {holds:,} "
-            f"requests of {tokens:,} tokens{shared}"
+            f"breaks first as requests are added: {name} {limit:,}{' by default' if default else ''}{each}; the cache "
+            f"would hold {holds:,} requests of {tokens:,} tokens{shared}"
         )
     elif holds:
-        than = f", before max_num_seqs {limit:,}" if limit else ""
+        than = f", before {name} {limit:,}" if limit else ""
         yield (
             f"breaks first as requests are added: the cache, full with {holds:,} requests of {tokens:,} tokens"
             f"{shared}{each}{than}"

@@ -37,19 +37,23 @@ class AtPrefix(NamedTuple):
     """At once where each request holds its own copy."""
 
 
-def requests(engine: Engine, stages: tuple[Stage, ...], settings: Settings, kv: tuple[Number, ...]) -> Number:
+def requests(
+    engine: Engine, stages: tuple[Stage, ...], settings: Settings, kv: tuple[Number, ...], *, by_cache: bool = False
+) -> Number:
     """Requests of prompt + output that one replica runs at once, their common prefix held once.
 
     Args:
         settings: numbers, or arrays whose shapes broadcast; the concurrency in them does not count.
         kv: bytes of cache on each stage; arrays too.
+        by_cache: as many as the cache holds, whatever limits the running ones.
     """
+    count_at = engine.held_at if by_cache else engine.requests_at
     shared = settings.shared_prefix_tokens
     if not is_array(shared) and not shared:
-        return engine.requests_at(stages, settings, kv, settings.request_tokens)
+        return count_at(stages, settings, kv, settings.request_tokens)
     dp = settings.data_parallel_size
     # an engine's own limit of running requests shows in how many of the shortest it takes
-    top = smaller(engine.requests_at(stages, settings, kv, 1), MOST)
+    top = smaller(count_at(stages, settings, kv, 1), MOST)
 
     def holds(count: Number) -> Any:
         return engine.holds(stages, replace(settings, concurrency=count * dp), kv)
@@ -57,13 +61,15 @@ def requests(engine: Engine, stages: tuple[Stage, ...], settings: Settings, kv: 
     if not (is_array(holds(1)) or is_array(top)):
         return last_true(0, top + 1, holds)
     found = _most_of_each(holds, top)
-    alone = engine.requests_at(stages, settings, kv, settings.request_tokens)
+    alone = count_at(stages, settings, kv, settings.request_tokens)
     return choose(shared == 0, alone, found) if is_array(shared) else found
 
 
 def running_limit(settings: Settings) -> int | None:
     """The engine's own limit of running requests of a replica; None: it has none beside the cache."""
-    limit: int | None = settings.max_num_seqs or settings.extra.get("max_running_requests")
+    if settings.max_num_seqs:  # of each group of ranks that has a batch of its own
+        return settings.max_num_seqs * int(settings.extra.get("attn_dp_size", 1))
+    limit: int | None = settings.extra.get("max_running_requests")
     return limit
 
 

@@ -122,7 +122,10 @@ class Case:
     def limited(self) -> Any:
         """Where the cache holds more requests than the engine's own limit lets run."""
         limit = prefix.running_limit(self.settings)
-        return False if limit is None or self.held is None else self.held > limit
+        if limit is None or self.pool is None or self.kv_bytes is None:
+            return False
+        engine, stages = self.prepared.engine, self.prepared.stages
+        return prefix.requests(engine, stages, self.settings, self.kv_bytes, by_cache=True) > limit
 
     @cached_property
     def kv(self) -> KvFigures:

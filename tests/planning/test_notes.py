@@ -109,3 +109,36 @@ def test_a_limit_below_what_the_cache_holds_of_a_common_prefix() -> None:
     assert alone == pytest.approx(held, abs=2)  # fewer sequences leave the cache a little more
     found = note(plan(shared_prefix_tokens=2000, max_num_seqs=56, **given), "breaks first")
     assert f"max_num_seqs 56; the cache would hold {held:,} requests" in found
+
+
+@pytest.mark.parametrize(
+    ("engine", "limit", "flag"),
+    [
+        ("vllm", "max_num_seqs", "max_num_seqs"),
+        ("tensorrt-llm", "max_num_seqs", "max_num_seqs"),
+        ("sglang", "max_running_requests", "max_running_requests"),
+    ],
+)
+@pytest.mark.parametrize("shared", [0, 512])
+def test_a_low_limit_breaks_first_whoever_counts_it(engine: str, limit: str, flag: str, shared: int) -> None:
+    given = {"model": "llama-3.1-8b", "gpu": "h100-sxm", "engine": engine, "max_model_len": 8192}
+    found = plan(**given, **{limit: 4}, shared_prefix_tokens=shared)
+    assert found.capacity is not None
+    held = re.search(rf"first as requests are added: {flag} 4; the cache would hold ([\d,]+) requests", str(found))
+    assert held, note(found, "breaks first")
+    by_tokens = found.capacity.kv_tokens // (1280 - shared)
+    assert 0.9 * by_tokens < int(held[1].replace(",", "")) <= by_tokens
+
+
+def test_a_limit_that_the_engine_sets_itself() -> None:
+    given = {"gpu": "h100-sxm", "engine": "sglang", "max_model_len": 8192, "prompt_tokens": 10, "output_tokens": 10}
+    assert "max_running_requests 4,096 by default; the cache would hold 20," in note(
+        plan("llama-3.1-8b", **given), "breaks first"
+    )
+
+
+def test_a_limit_of_each_attention_group() -> None:
+    """TensorRT-LLM batches max_num_seqs requests on every rank of DP attention."""
+    given = {"gpu": "h200-sxm", "engine": "tensorrt-llm", "tensor_parallel_size": 8, "max_model_len": 8192}
+    found = plan("deepseek-v3", **given, attn_dp_size=8, max_num_seqs=4)
+    assert "max_num_seqs 32; the cache would hold" in note(found, "breaks first")

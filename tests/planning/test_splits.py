@@ -10,7 +10,7 @@ from kvplan import load_model, plan
 from kvplan.cache.bytes import bytes_per_token, sequence_bytes
 from kvplan.engines import get_engine
 from kvplan.engines.base import Engine, Settings
-from kvplan.engines.generic import balanced_split
+from kvplan.engines.common import balanced_split
 from kvplan.errors import InputError, UnsupportedError
 from kvplan.planning.planner import rope_rule
 

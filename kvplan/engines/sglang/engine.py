@@ -9,16 +9,17 @@ from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import shard_model
 from kvplan.engines.base import Allocation, CachePool, Change, Pool, Settings, Stage, Term
 from kvplan.engines.common import (
+    balanced_split,
     checked,
     index_format,
     maybe_number,
     nearest_of,
     no_context_parallel,
+    plain_formats,
     positive,
     whole_number,
 )
 from kvplan.engines.common import share as as_share
-from kvplan.engines.generic import balanced_split, plain_formats
 from kvplan.engines.rows import architecture_key
 from kvplan.engines.sglang import budget, fraction, requests
 from kvplan.engines.sglang.flags_by_version import cache_type
@@ -57,21 +58,12 @@ class Sglang(VersionedEngine):
     sequence_needs = "every running request needs slots for its states"
     settings = frozenset(
         {
-            "mem_fraction_static",
-            "page_size",
-            "chunked_prefill_size",
-            "swa_full_tokens_ratio",
-            "mamba_full_memory_ratio",
-            "max_running_requests",
-            "max_total_tokens",
-            "max_mamba_cache_size",
-            "attn_dp_size",
-            "mamba_ssm_cache_dtype",
-            "disable_radix_cache",
-            "disable_overlap_schedule",
+            "mem_fraction_static", "page_size", "chunked_prefill_size", "swa_full_tokens_ratio",
+            "mamba_full_memory_ratio", "max_running_requests", "max_total_tokens", "max_mamba_cache_size",
+            "attn_dp_size", "mamba_ssm_cache_dtype", "disable_radix_cache", "disable_overlap_schedule",
             "mamba_radix_cache_strategy",
         }
-    )
+    )  # fmt: skip
 
     def __init__(self, version: str | None = None) -> None:
         super().__init__(version)
@@ -351,6 +343,10 @@ class Sglang(VersionedEngine):
         pools, cells = self._pools(stages, settings, kv_bytes)
         each = min(int(self._concurrent(pools, cells, settings, tokens)), max(0, self._running(pools, cells, settings)))
         return each * whole_number(settings, "attn_dp_size", 1)
+
+    def held_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
+        pools, cells = self._pools(stages, settings, kv_bytes)
+        return int(self._concurrent(pools, cells, settings, tokens)) * whole_number(settings, "attn_dp_size", 1)
 
     def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
         pools, cells = self._pools(stages, settings, kv_bytes)

@@ -15,10 +15,10 @@ from kvplan.engines.common import (
     forward_term,
     index_format,
     no_context_parallel,
+    plain_formats,
     share,
     whole_number,
 )
-from kvplan.engines.generic import plain_formats
 from kvplan.engines.versions import VersionedEngine
 from kvplan.errors import UnsupportedError
 from kvplan.units import GIB, MIB
@@ -301,9 +301,13 @@ class TensorRtLlm(VersionedEngine):
         )
 
     def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
+        held = self.held_at(stages, settings, kv_bytes, tokens)
+        limit = settings.max_num_seqs
+        return min(held, limit * whole_number(settings, "attn_dp_size", 1)) if limit else held
+
+    def held_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
         size, dp = whole_number(settings, "tokens_per_block", 32), whole_number(settings, "attn_dp_size", 1)
-        each = int(self._concurrent(self._all_blocks(stages, settings, kv_bytes), size, tokens))
-        return dp * min(each, settings.max_num_seqs or each)
+        return dp * int(self._concurrent(self._all_blocks(stages, settings, kv_bytes), size, tokens))
 
     def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
         size, dp = whole_number(settings, "tokens_per_block", 32), whole_number(settings, "attn_dp_size", 1)

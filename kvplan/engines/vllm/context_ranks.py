@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvplan.engines.generic import check_context_parallel
+from kvplan.engines.common import check_context_parallel
 from kvplan.engines.vllm.backends import PLAIN_FORMATS
 from kvplan.engines.vllm.layers import attention_family, has_states, mixers_of
 from kvplan.engines.vllm.versions import CHANGES, Rules

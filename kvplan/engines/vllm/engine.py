@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.base import ARRAY_SETTINGS, Engine, Pool, Settings, Speculation, Stage, Term
-from kvplan.engines.generic import balanced_split
+from kvplan.engines.common import balanced_split
 from kvplan.engines.vllm import budget, choices, layout, speculation
 from kvplan.engines.vllm.flags import SERVED
 from kvplan.engines.vllm.layout import Layout
