@@ -23,18 +23,21 @@ app = typer.Typer(**SETTINGS)
 
 OPTIONS = (*flags.PLAN, *flags.SERVICE)
 """The planning flags, which are the keys of a rule file."""
-CI = {"github": "check_github", "junit": "check_junit", "sarif": "check_sarif", "gitlab": "check_gitlab"}
-"""Format -> the module of `kvplan.render` that writes it."""
+CI = ("github", "junit", "sarif", "gitlab")
+"""Formats that services of continuous integration read."""
 MAX_SAID = 100
 """Mistakes of a file that are listed; more are counted."""
 MAX_WARNINGS = 20
-_REPORTS = ("json", "markdown", "text", *CI)
 
 
 class CheckVerb(Verb):
     """The common options, and the formats that continuous integration reads."""
 
     formats = (*FORMATS, *CI)
+
+
+_REPORTS = tuple(name for name in CheckVerb.formats if name != "table")
+"""Formats of a file beside the result that is shown."""
 
 
 @app.command(cls=CheckVerb)
@@ -197,20 +200,13 @@ def _text(out: Output, name: str, result: Mapping[str, Any]) -> str:
 
         return write(result)
     if name in CI:
-        from importlib import import_module
-
-        text: str = import_module(f"kvplan.render.{CI[name]}").draw(result, _base())
+        text: str = output.writer(name).draw(result, _base())
         return text
     from kvplan.check.metrics import shown
     from kvplan.render.check_report import check_report
 
     document = check_report(result, shown)
-    if name != out.format:
-        from kvplan.render import markdown
-        from kvplan.render import text as plain
-
-        return markdown.draw(document) if name == "markdown" else plain.draw(document)
-    return out.drawn(document)
+    return out.drawn(document) if name == out.format else output.draw(name, document)
 
 
 def _base() -> str:

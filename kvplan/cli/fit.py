@@ -8,7 +8,7 @@ import typer
 
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
-from kvplan.cli.output import PICTURED, Output
+from kvplan.cli.output import PICTURED, ROWS, Output
 from kvplan.engines.options import Option
 from kvplan.errors import InputError
 
@@ -75,7 +75,7 @@ class FitVerb(flags.PlanVerb):
         *_SOUGHT, *_WORKLOAD,
         *(_here(o) for o in (*flags.SERVICE, *flags.PLAN) if o.setting not in _OWN and o.setting not in _ELSEWHERE),
     )  # fmt: skip
-    formats = (*PICTURED, "csv", "jsonl")
+    formats = (*PICTURED, *ROWS)
 
 
 @app.command(cls=FitVerb)
@@ -104,7 +104,7 @@ def fit(
     _write(out, result, (*deployment.warnings, *warnings, *result.warnings), ask.every)
     if result.verdict.carries:
         return 0
-    if out.format in ("json", "csv", "jsonl") or out.file is not None:
+    if out.format in ("json", *ROWS) or out.file is not None:
         out.note(f"{result.inputs['model']}: {result.verdict.reason}")
     return 1
 
@@ -192,10 +192,10 @@ def _longest(longest: int, settings: dict[str, Any], deployment: Deployment, war
 
 def _write(out: Output, result: Fit, warnings: tuple[str, ...], every: bool) -> None:
     plain = result.to_dict()
-    if out.format in ("csv", "jsonl"):
-        from kvplan.render.fit import rows_as_text
+    if out.format in ROWS:
+        from kvplan.render.fit import plain_rows
 
-        out.write(rows_as_text(plain, out.format))
+        out.write(output.writer(out.format, "lines").lines(*plain_rows(plain)))
         for warning in warnings:
             out.warn(warning)
         return

@@ -16,13 +16,31 @@ from kvplan.errors import InputError, UnknownNameError, printable
 if TYPE_CHECKING:
     from kvplan.render.grid import Document
 
+WRITERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "json": ("jsonout", (".json",), ()),
+    "markdown": ("markdown", (".md", ".markdown"), ()),
+    "text": ("text", (".txt",), ("color", "unicode")),
+    "csv": ("csvout", (".csv",), ()),
+    "jsonl": ("jsonrows", (".jsonl",), ()),
+    "parquet": ("parquet", (".parquet",), ()),
+    "html": ("html", (".html", ".htm"), ("foot",)),
+    "svg": ("svgout", (".svg",), ()),
+    "table": ("table", (), ("width", "color", "unicode")),
+    "github": ("check_github", (), ()),
+    "junit": ("check_junit", (), ()),
+    "sarif": ("check_sarif", (), ()),
+    "gitlab": ("check_gitlab", (), ()),
+}
+"""format -> (module of `kvplan.render`, suffixes of its files, what its `draw` is told besides the document).
+
+A module has ``draw(document)`` for reports, ``lines(names, rows)`` for finished rows, ``stream(file, names, types,
+head)`` for rows that come in blocks (`kvplan.render.rows`), and those for `check` ``draw(result, base)``. A verb says
+in `formats` which of them it writes."""
 FORMATS = ("table", "text", "json", "markdown", "html")
 PICTURED = (*FORMATS, "svg")
 """Of a verb whose answer has pictures."""
-_SUFFIXES = {
-    ".json": "json", ".md": "markdown", ".markdown": "markdown", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl",
-    ".parquet": "parquet", ".html": "html", ".htm": "html", ".svg": "svg",
-}  # fmt: skip
+ROWS = ("csv", "jsonl")
+"""Of a verb whose answer is rows."""
 _OTHERS = {
     **dict.fromkeys((".pdf", ".ps", ".eps"), ("html", "a browser prints .html to PDF")),
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff"), ("svg", "pictures are .svg")),
@@ -77,11 +95,9 @@ class Output:
             raise InputError("needs a file name", where="-o", hint="-o plan.json; - is stdout")
         if format is None and not json and _suffix(file) in _OTHERS:
             near, hint = _OTHERS[_suffix(file)]
-            written = ", ".join(s for s, known in _SUFFIXES.items() if known in formats)
-            raise InputError(
-                f"nothing is written as {_suffix(file)}", where="-o",
-                hint=f"{hint}; " * (near in ("", *formats)) + f"this answer can be {written}",
-            )  # fmt: skip
+            can = f"this answer can be {', '.join(_suffixes(formats))}"
+            hint = f"{hint}; {can}" if near in ("", *formats) else can
+            raise InputError(f"nothing is written as {_suffix(file)}", where="-o", hint=hint)
         self.file = None if file == "-" else file
         self.quiet = quiet
         self.color = _wants_color(color, None if self.file else sys.stdout)
@@ -89,8 +105,7 @@ class Output:
 
     def _default_format(self, formats: Sequence[str]) -> str:
         if self.file is not None:
-            found = _SUFFIXES.get(_suffix(self.file), "text")
-            return found if found in formats else "text"
+            return _suffixes(formats).get(_suffix(self.file), "text")
         return "table" if _is_terminal(sys.stdout) else "text"
 
     def emit(
@@ -130,25 +145,7 @@ class Output:
             from kvplan.render.grid import Warnings
 
             document = [*document, Warnings(warnings)]
-        if self.format == "markdown":
-            from kvplan.render import markdown
-
-            return markdown.draw(document)
-        if self.format == "html":
-            from kvplan._version import __version__
-            from kvplan.render import html
-
-            return html.draw(document, foot=f"kvplan {__version__}")
-        if self.format == "svg":
-            return _pictures(document)
-        unicode = self.unicode
-        if self.format == "table":
-            from kvplan.render import table
-
-            return table.draw(document, width=terminal_width(), color=self.color, unicode=unicode)
-        from kvplan.render import text
-
-        return text.draw(document, color=self.color, unicode=unicode)
+        return draw(self.format, document, color=self.color, unicode=self.unicode)
 
     def write(self, text: str) -> None:
         """Put `text` on stdout or into the file, whole or not at all.
@@ -201,21 +198,43 @@ def _suffix(path: str | None) -> str:
     return os.path.splitext(path or "")[1].lower()
 
 
-def _pictures(document: Document) -> str:
-    """The pictures of a document as one SVG.
+def _suffixes(formats: Sequence[str]) -> dict[str, str]:
+    """Suffix of a file -> the one of `formats` that it stands for."""
+    return {suffix: name for name, (_, suffixes, _) in WRITERS.items() if name in formats for suffix in suffixes}
+
+
+def writer(name: str, needs: str = "draw") -> Any:
+    """The module that writes a format.
+
+    Args:
+        needs: the function that is wanted of it.
 
     Raises:
-        InputError: there are none.
+        UnknownNameError: `WRITERS` has no such format.
+        InputError: its module has no such function: not every answer can be written so.
     """
-    from kvplan.render import html, svg
-    from kvplan.render.grid import Title
+    from importlib import import_module
 
-    found = [picture for part in document if (picture := html.as_picture(part)) is not None]
-    if not found:
-        raise InputError(
-            "there is no picture of this answer", where="--format svg", hint="--format html has its tables"
-        )
-    return svg.document(found, next((part.text for part in document if isinstance(part, Title)), "kvplan"))
+    if name not in WRITERS:
+        raise UnknownNameError("output format", name, list(WRITERS), where="--format")
+    module = import_module(f"kvplan.render.{WRITERS[name][0]}")
+    if not hasattr(module, needs):
+        raise InputError(f"this answer is not written as {name}", where="--format", hint="--format json has all of it")
+    return module
+
+
+def draw(name: str, document: Document, *, color: bool = False, unicode: bool = True) -> str:
+    """`document` in the format `name`."""
+    told: dict[str, Any] = {"color": color, "unicode": unicode}
+    wanted = WRITERS[name][2] if name in WRITERS else ()
+    if "width" in wanted:
+        told["width"] = terminal_width()
+    if "foot" in wanted:
+        from kvplan._version import __version__
+
+        told["foot"] = f"kvplan {__version__}"
+    text: str = writer(name).draw(document, **{key: told[key] for key in wanted})
+    return text
 
 
 def of(ctx: Any) -> Output:

@@ -8,7 +8,7 @@ import typer
 
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS
-from kvplan.cli.output import PICTURED
+from kvplan.cli.output import PICTURED, ROWS
 from kvplan.cli.trace_flags import TRACE, said
 from kvplan.engines.options import Option
 from kvplan.errors import InputError, printable
@@ -57,7 +57,7 @@ class SimulateVerb(flags.PlanVerb):
     """The flags of a deployment, of a trace, and of how it is served."""
 
     flags = (*TRACE, *OPTIONS, *SPREAD, *(o for o in flags.PLAN if o.setting not in _NOT_HERE))
-    formats = (*PICTURED, "csv", "jsonl")
+    formats = (*PICTURED, *ROWS)
 
 
 @app.command(cls=SimulateVerb)
@@ -115,7 +115,7 @@ def _check_spread(out: Output, workers: int | None, ray: str | None) -> None:
     for name, value in (("--ray", ray), ("--workers", workers)):
         if value is not None:
             raise InputError("spreads the simulations of --vary", where=name, hint="add --vary NAME=V1,V2")
-    if out.format in ("csv", "jsonl"):
+    if out.format in ROWS:
         raise InputError(
             "is for the rows of --vary", where=f"--format {out.format}", hint="--requests FILE has a row a request"
         )
@@ -283,10 +283,7 @@ def _study(
 
 
 def _write_study(out: Output, title: str, axes: list[str], figures: list[str], rows: list[dict[str, Any]]) -> None:
-    import json
-
     from kvplan.planning.plan import to_plain
-    from kvplan.render.csvout import cell
     from kvplan.render.simulation import study_report
     from kvplan.simulate.documents import STUDY_SCHEMA, Simulations
 
@@ -294,12 +291,8 @@ def _write_study(out: Output, title: str, axes: list[str], figures: list[str], r
     for row in rows:
         for name in axes:
             row[name] = "default" if row[name] is None else row[name]
-    if out.format == "csv":
-        lines = [",".join(map(cell, names))]
-        lines += [",".join("" if row[n] is None else cell(row[n]) for n in names) for row in rows]
-        out.write("".join(f"{line}\n" for line in lines))
-    elif out.format == "jsonl":
-        out.write("".join(json.dumps({n: row[n] for n in names}) + "\n" for row in rows))
+    if out.format in ROWS:
+        out.write(output.writer(out.format, "lines").lines(names, rows))
     else:
         kept = tuple({n: r[n] for n in names} for r in rows)
         payload = to_plain(Simulations(STUDY_SCHEMA, tuple(axes), tuple(figures), kept))

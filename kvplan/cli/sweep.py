@@ -26,6 +26,8 @@ MAX_ROWS = 100
 MAX_MAP = 200 * 200
 """Cells of which a heat map is made."""
 FITS = "verdict.fits"
+STREAMED = ("json", "csv", "jsonl", "parquet")
+"""Formats that are written as the rows come."""
 _DRAWN = ("table", "text", "html", "svg")
 """Formats that may draw a map."""
 _FOUND_BY = ("model", "gpu", "gpu_memory", "gpu_bandwidth", "engine")
@@ -36,7 +38,7 @@ class SweepVerb(flags.PlanVerb):
     """Planning flags but for those that read one plan's figures from elsewhere, and more formats."""
 
     flags = tuple(option for option in (*flags.PLAN, *flags.SERVICE) if option.setting != "from_log")
-    formats = (*PICTURED, "csv", "jsonl", "parquet")
+    formats = tuple(dict.fromkeys((*PICTURED, *STREAMED)))
 
 
 @app.command(cls=SweepVerb)
@@ -155,13 +157,13 @@ def _write(made: Sweep, figures: Sequence[str], out: Output, title: str, asked: 
                 yield block
                 progress.step(block.size)
 
-        if out.format in ("html", "svg"):
-            text = _pictured(made, figures, out, title, asked, blocks)
-        elif out.format in ("table", "text", "markdown"):
-            text = _drawn(made, figures, out, title, asked, blocks)
-        else:
+        if out.format in STREAMED:
             _stream(made, out, blocks)
             text = ""
+        elif out.format in ("html", "svg"):
+            text = _pictured(made, figures, out, title, asked, blocks)
+        else:
+            text = _drawn(made, figures, out, title, asked, blocks)
     if text:
         out.write(text)
     return counts.status(out, made.size)
@@ -199,7 +201,7 @@ class _Counts:
         if self.refused == size:
             raise InputError(f"every plan is refused; the first: {self.reason}", hint="vary within what is legal")
         of = f"{size:,} plans" if self.cells == size else f"the first {self.cells:,} plans"
-        drawn = out.format in ("table", "text", "markdown")  # of which a reader sees the first rows on purpose
+        drawn = out.format not in STREAMED  # of which a reader sees the first rows on purpose
         if self.limited and (drawn or self.cells == size):
             limit = "the engine's limit of running requests, not the cache,"
             out.note(f"{limit} decides how many run at once in {self.limited:,} of {of}")
@@ -217,45 +219,23 @@ def _columns(made: Sweep, block: Block) -> list[tuple[Any, Any]]:
 def _stream(made: Sweep, out: Output, blocks: Callable[[int], Any]) -> None:
     """Write block by block; a file appears only when all is in it."""
     from kvplan.planning.sweep import BLOCK
-
-    names = [*(a.setting for a in made.axes), *made.figures, "refused"]
-    with out.opened() as file:
-        if out.format == "parquet":
-            _stream_parquet(made, out, file, names, blocks(1 << 19))
-            return
-        writer = _row_writer(made, out.format, names)
-        file.write(writer.head())
-        for block in blocks(BLOCK):
-            file.write(writer.rows(block.shape, _columns(made, block)))
-        file.write(writer.tail())
-
-
-def _row_writer(made: Sweep, name: str, names: Sequence[str]) -> Any:
     from kvplan.planning.sweep_document import SCHEMA, SweepDocument
-    from kvplan.render.csvout import CsvRows
-    from kvplan.render.jsonrows import JsonLines, JsonObject
+    from kvplan.planning.sweep_figures import FIGURES
 
-    if name == "csv":
-        return CsvRows(names)
-    if name == "jsonl":
-        return JsonLines(names)
+    module = output.writer(out.format, "stream")
+    if getattr(module, "BINARY", False) and out.file is None:
+        name = out.format
+        raise InputError(f"{name.title()} is no text", where=f"--format {name}", hint=f"add -o FILE.{name}")
+    names = [*(a.setting for a in made.axes), *made.figures, "refused"]
+    types = [_type_of(a) for a in made.axes] + [FIGURES[n].type for n in made.figures] + ["text"]
     axes = {a.setting: [a.shown(v) for v in a.values] for a in made.axes}
     head = SweepDocument(SCHEMA, made.size, axes, made.figures, ())._asdict()
     del head["rows"]  # they follow
-    return JsonObject(names, head)
-
-
-def _stream_parquet(made: Sweep, out: Output, file: Any, names: Sequence[str], blocks: Any) -> None:
-    from kvplan.planning.sweep_figures import FIGURES
-    from kvplan.render.parquet import ParquetRows
-
-    if out.file is None:
-        raise InputError("Parquet is no text", where="--format parquet", hint="add -o FILE.parquet")
-    types = [_type_of(a) for a in made.axes] + [FIGURES[n].type for n in made.figures] + ["text"]
-    writer = ParquetRows(file, names, types)
-    for block in blocks:
-        writer.write(block.shape, _columns(made, block))
-    writer.close()
+    with out.opened() as file:
+        rows = module.stream(file, names, types, head)
+        for block in blocks(rows.cells or BLOCK):
+            rows.write(block.shape, _columns(made, block))
+        rows.close()
 
 
 def _type_of(axis: Axis) -> str:

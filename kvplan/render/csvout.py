@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
 
 from kvplan.errors import printable
-from kvplan.render.rows import assembled, spelled
+from kvplan.render.rows import TextStream, assembled, spelled
+
+
+def lines(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Finished rows as CSV."""
+    found = [",".join(map(cell, names))]
+    found += [",".join("" if row[name] is None else cell(row[name]) for name in names) for row in rows]
+    return "\n".join(found) + "\n"
+
+
+def stream(file: BinaryIO, names: Sequence[str], types: Sequence[str], head: Mapping[str, Any]) -> TextStream:
+    """Rows as they come."""
+    return TextStream(file, CsvRows(names))
 
 
 class CsvRows:

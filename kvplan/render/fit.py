@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvplan.render.csvout import cell
 from kvplan.render.grid import Column, Document, Grid, KeyValues, Notes, Part, Title
-from kvplan.render.jsonrows import word
 from kvplan.render.serving import dollars
 from kvplan.render.speed import duration
 
@@ -189,16 +187,10 @@ def _unreported(rows: Sequence[Plain]) -> str:
     return "; ~: no report of this engine on such devices stands behind its speed"
 
 
-def rows_as_text(plain: Plain, form: str) -> str:
-    """The rows as CSV, or an object a line."""
+def plain_rows(plain: Plain) -> tuple[list[str], list[dict[str, Any]]]:
+    """(names, rows of one value a name) for formats of rows."""
     names = _columns(plain["rows"])
-    if form == "jsonl":
-        return "".join(
-            "{" + ", ".join(f"{word(n)}: {word(_value(row, n))}" for n in names) + "}\n" for row in plain["rows"]
-        )
-    lines = [",".join(map(cell, names))]
-    lines += [",".join("" if (v := _value(row, n)) is None else cell(v) for n in names) for row in plain["rows"]]
-    return "\n".join(lines) + "\n"
+    return names, [{name: _value(row, name) for name in names} for row in plain["rows"]]
 
 
 def _columns(rows: Sequence[Plain]) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from kvplan.render.rows import TextStream
 
 
 def write(payload: Mapping[str, Any]) -> str:
@@ -19,3 +22,11 @@ def write(payload: Mapping[str, Any]) -> str:
     """
     text = json.dumps(payload, indent=2, allow_nan=False)
     return text.replace("\x7f", "\\u007f") + "\n"
+
+
+def stream(file: BinaryIO, names: Sequence[str], types: Sequence[str], head: Mapping[str, Any]) -> TextStream:
+    """Rows as they come, in the ``rows`` of one object whose other keys are `head`."""
+    from kvplan.render.jsonrows import JsonObject
+    from kvplan.render.rows import TextStream
+
+    return TextStream(file, JsonObject(names, head))

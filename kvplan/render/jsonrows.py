@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
-from kvplan.render.rows import assembled, spelled
+from kvplan.render.rows import TextStream, assembled, spelled
+
+
+def lines(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Finished rows, an object a line."""
+    return "".join("{" + ", ".join(f"{word(name)}: {word(row[name])}" for name in names) + "}\n" for row in rows)
+
+
+def stream(file: BinaryIO, names: Sequence[str], types: Sequence[str], head: Mapping[str, Any]) -> TextStream:
+    """Rows as they come, an object a line."""
+    return TextStream(file, JsonLines(names))
 
 
 class JsonLines:

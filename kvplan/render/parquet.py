@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from kvplan.errors import InputError
+from kvplan.render.rows import CELLS
+
+BINARY = True
+"""No text: it goes into files alone."""
+
+
+def stream(file: BinaryIO, names: Sequence[str], types: Sequence[str], head: Mapping[str, Any]) -> ParquetRows:
+    """Rows as they come."""
+    return ParquetRows(file, names, types)
 
 
 class ParquetRows:
@@ -19,6 +28,9 @@ class ParquetRows:
     Raises:
         InputError: pyarrow is not installed.
     """
+
+    cells = CELLS
+    """Of a block, which becomes a row group."""
 
     def __init__(self, file: BinaryIO, names: Sequence[str], types: Sequence[str]) -> None:
         try:

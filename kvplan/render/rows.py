@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, BinaryIO, Protocol
+
+CELLS = 1 << 19
+"""Of a block where the format is best written in large ones."""
 
 Piece = bytes | Any
 """A constant, or an array of byte strings without NULs."""
@@ -78,3 +81,32 @@ def _merged(pieces: Sequence[Piece]) -> list[Piece]:
         else:
             found.append(piece)
     return found
+
+
+class Text(Protocol):
+    """A format of rows as text: what comes first, the rows of a block, and what comes last."""
+
+    def head(self) -> bytes: ...
+
+    def rows(self, shape: Sequence[int], columns: Sequence[tuple[Any, Any]]) -> bytes: ...
+
+    def tail(self) -> bytes: ...
+
+
+class TextStream:
+    """Rows written block by block: what the `stream` of a text format returns."""
+
+    cells: int | None = None
+    """Cells of a block; None: as many as the sender likes."""
+
+    def __init__(self, file: BinaryIO, text: Text) -> None:
+        self._file, self._text = file, text
+        file.write(text.head())
+
+    def write(self, shape: Sequence[int], columns: Sequence[tuple[Any, Any]]) -> None:
+        """One block: (values, missing) for each name."""
+        self._file.write(self._text.rows(shape, columns))
+
+    def close(self) -> None:
+        """Write what stands at the end of the file."""
+        self._file.write(self._text.tail())
