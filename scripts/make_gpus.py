@@ -1,4 +1,4 @@
-"""Write ``kvplan/data/gpus/<vendor>/<id>.yaml`` from a file of facts, one JSON object a line.
+"""Write ``kvplan/data/gpus/<vendor>/<id>.yaml`` from a file of facts, one JSON object a line; others stay as they are.
 
     python scripts/make_gpus.py tests/data/gpus.jsonl            write them
     python scripts/make_gpus.py tests/data/gpus.jsonl --check    exit 1 where a file would change
@@ -117,17 +117,13 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := (extras["sm_count"].keys() | extras["measured"].keys()) - {f["id"] for f in facts}:
         raise SystemExit(f"gpu_extras.yaml: ids without facts: {', '.join(sorted(unknown))}")
     stale = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
-    stale += [p for p in TARGET.glob("*/*.yaml") if p not in wanted]
     if args.check:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is out of date", file=sys.stderr)
         return int(bool(stale))
     for path in stale:
-        if path in wanted:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(wanted[path], encoding="utf-8")
-        else:
-            path.unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted[path], encoding="utf-8")
     print(f"{len(wanted)} accelerators, {len(stale)} files written or removed")
     return 0
 

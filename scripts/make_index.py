@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,10 @@ Names = dict[str, str | tuple[str, ...]]
 
 def read(path: Path) -> dict[str, Any]:
     data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    if not isinstance(data, dict) or data.get("id") != path.stem:
-        raise SystemExit(f"{path}: its id is not its file name")
+    if not isinstance(data, dict) or not isinstance(data.get("id"), str):
+        raise SystemExit(f"{path}: it has no id")
+    if data["id"] != path.stem:
+        raise SystemExit(f"{path}: its id is {data['id']}: call the file {data['id']}.yaml, or change the id")
     return data
 
 
@@ -96,8 +99,13 @@ def check_ids(models: dict[str, dict[str, Any]], extra: dict[str, Any]) -> None:
         raise SystemExit(f"model_names.yaml: not in the catalog: {', '.join(sorted(unknown))}")
 
 
-def gpu_names(gpus: dict[str, dict[str, Any]]) -> Names:
-    """key -> id or ids. Ids, driver names and aliases win over what is derived from an id."""
+def gpu_names(gpus: dict[str, dict[str, Any]], shared: Collection[str] = ()) -> Names:
+    """key -> id or ids. Ids, driver names and aliases win over what is derived from an id.
+
+    Args:
+        shared: names that several accelerators have on purpose.
+    """
+    check_gpu_names(gpus, shared)
     exact: Owners = {}
     derived: Owners = {}
     for gpu, data in gpus.items():
@@ -110,6 +118,28 @@ def gpu_names(gpus: dict[str, dict[str, Any]]) -> Names:
         if older in derived:
             derived[older].add(gpu)
     return {key: only(exact.get(key) or derived[key]) for key in sorted({*exact, *derived})}
+
+
+def check_gpu_names(gpus: dict[str, dict[str, Any]], shared: Collection[str]) -> None:
+    """Refuse an id or an alias by which another accelerator is found; drivers alone may print one name for several."""
+    owners: Owners = {}
+    chosen: Owners = {}
+    for gpu, data in gpus.items():
+        for spelling in (gpu, *data.get("aliases", ())):
+            add(chosen, "".join(rules.gpu_words(spelling)), gpu)
+        for spelling in (gpu, data["name"], *data.get("aliases", ())):
+            add(owners, "".join(rules.gpu_words(spelling)), gpu)
+    meant = {"".join(rules.gpu_words(name)) for name in shared}
+    for key in chosen:
+        if len(owners[key]) > 1 and key not in meant:
+            raise SystemExit(
+                f"{key!r} is a name of {', '.join(sorted(owners[key]))}: an alias must be of one alone, or be among "
+                "shared_gpu_names in scripts/model_names.yaml"
+            )
+    for key, (owner, *_) in chosen.items():
+        others = {gpu for gpu in gpus if gpu != owner and key in gpu_short_forms(gpu)}
+        if len(others) == 1 and key not in gpu_short_forms(owner):
+            raise SystemExit(f"{key!r}, an alias of {owner}, is short for {others.pop()}: leave it out")
 
 
 def gpu_short_forms(gpu: str) -> set[str]:
@@ -167,7 +197,7 @@ def render(models_root: Path, gpus_root: Path, extra: dict[str, Any]) -> str:
             literal("VARIANTS", "dict[str, tuple[str, dict[str, Any]]]", variants),
             "# id -> folder and GB", literal("GPUS", "dict[str, str]", homes),
             "# words of a name, joined -> id, or the ids that share them",
-            literal("GPU_NAMES", either, gpu_names(gpus)),
+            literal("GPU_NAMES", either, gpu_names(gpus, extra.get("shared_gpu_names", ()))),
         ]
     ).rstrip("\n") + "\n"  # fmt: skip
 

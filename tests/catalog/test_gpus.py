@@ -33,9 +33,10 @@ def scaled(value: float | None, factor: int) -> int | None:
     return None if value is None else int(Decimal(str(value)) * factor)
 
 
-def test_every_fact_has_a_file_and_no_file_lacks_one() -> None:
-    assert len(FACTS) == 136
-    assert sorted(gpu_ids()) == sorted(FACTS)
+def test_every_fact_has_a_file() -> None:
+    """A file without a fact was written by hand: its figures are held to the laws below, and to nothing else."""
+    assert set(gpu_ids()) >= FACTS.keys()
+    assert FACTS
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -75,7 +76,7 @@ def test_link_and_price_equal_fact(name: str) -> None:
         assert found == (price["low"], price["high"], price["source"], price["date"])
 
 
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", gpu_ids())
 def test_figures_are_whole_and_memory_shrinks_from_driver_to_torch(name: str) -> None:
     gpu = load_gpu(name)
     for field in (*RATES.values(), "bandwidth_bytes_per_second", "nvml_total_bytes", "torch_total_bytes"):
@@ -87,7 +88,10 @@ def test_figures_are_whole_and_memory_shrinks_from_driver_to_torch(name: str) ->
         assert 0.88 < gpu.nvml_total_bytes / (gpu.datasheet_gb * 2**30) <= 1.02
 
 
-@pytest.mark.parametrize("name", [n for n, f in FACTS.items() if f["vendor"] == "nvidia" and f["arch"] != "rubin"])
+NVIDIA = [gpu.id for gpu in map(load_gpu, gpu_ids()) if gpu.vendor == "nvidia" and gpu.architecture != "rubin"]
+
+
+@pytest.mark.parametrize("name", NVIDIA)
 def test_rates_are_dense(name: str) -> None:
     """Half the bits double the rate; a sparse figure among dense ones would give four times."""
     gpu = load_gpu(name)

@@ -90,3 +90,61 @@ def test_a_lookup_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def added(tmp_path: Path, text: str, folder: str = "models") -> Any:
+    """What the index says with one more file: (status, output), the trees copied by links."""
+    import make_index
+
+    roots = {"models": ROOT / "models", "gpus": ROOT / "kvplan" / "data" / "gpus"}
+    for name, root in roots.items():
+        (tmp_path / name).mkdir()
+        for one in root.iterdir():
+            (tmp_path / name / one.name).symlink_to(one)
+    (tmp_path / folder / "mine").mkdir()
+    (tmp_path / folder / "mine" / "my-own.yaml").write_text(text, encoding="utf-8")
+    extra = yaml.safe_load((ROOT / "scripts" / "model_names.yaml").read_text(encoding="utf-8"))
+    return make_index.render(tmp_path / "models", tmp_path / "gpus", extra)
+
+
+MY_GPU = "id: my-own\nname: My Own 48GB\ndatasheet_gb: 48\n"
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+@pytest.mark.usefixtures("scripts")
+class TestOneFileMore:
+    """A file beside the recorded ones is all that a model or an accelerator takes."""
+
+    def test_a_model(self, tmp_path: Path) -> None:
+        made = added(tmp_path, "id: my-own\nrepo: me/My-Own\n")
+        assert '"my-own": "mine me"' in made
+
+    def test_an_accelerator(self, tmp_path: Path) -> None:
+        made = added(tmp_path, MY_GPU + "aliases: [Mine]\n", "gpus")
+        assert '"my-own": "mine 48"' in made
+        assert '"mine": "my-own"' in made
+
+    @pytest.mark.parametrize("folder", ["models", "gpus"])
+    def test_an_id_that_is_not_the_file_name(self, tmp_path: Path, folder: str) -> None:
+        with pytest.raises(SystemExit, match=r"its id is other: call the file other\.yaml"):
+            added(tmp_path, "id: other\n", folder)
+
+    @pytest.mark.parametrize("alias", ["H200", "h100-sxm", "NVIDIA L40S", "NVIDIA L4", "RTX 4090"])
+    def test_an_alias_that_is_anothers_name(self, tmp_path: Path, alias: str) -> None:
+        with pytest.raises(SystemExit, match="my-own"):
+            added(tmp_path, f"{MY_GPU}aliases: [{alias}]\n", "gpus")
+
+
+@pytest.mark.usefixtures("scripts")
+def test_all_scripts_are_run() -> None:
+    import make_all
+
+    names = make_all.every()
+    assert len(names) == len(set(names))
+    assert set(names) == {path.stem for path in (ROOT / "scripts").glob("make_*.py")} - {"make_all"}
+    assert names.index("make_index") < names.index("make_summary") < names.index("make_catalog_page")
+    assert set(make_all.CATALOG) <= set(names)

@@ -81,10 +81,9 @@ def groups(spec: ModelSpec) -> Groups:
     return found
 
 
-def test_all_are_there() -> None:
+def test_every_fact_has_a_file() -> None:
     files = {p.stem: p.parent.name for p in (ROOT / "models").glob("*/*.yaml")}
-    assert files == {model: fact["family"] for model, fact in FACTS.items()}
-    assert len(files) == 236
+    assert files.items() >= {model: fact["family"] for model, fact in FACTS.items()}.items()
 
 
 @pytest.mark.parametrize("model", FACTS)
