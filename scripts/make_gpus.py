@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     for path in stale:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(wanted[path], encoding="utf-8")
-    print(f"{len(wanted)} accelerators, {len(stale)} files written or removed")
+    print(f"{len(wanted)} accelerators, {len(stale)} files written")
     return 0
 
 

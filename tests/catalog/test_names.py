@@ -27,7 +27,7 @@ def test_every_recorded_model_is_there() -> None:
 @pytest.mark.parametrize("model", REPOS)
 def test_every_id_and_repository_finds_itself_and_nothing_else(model: str) -> None:
     repo = REPOS[model]
-    for spelling in (model, model.upper(), repo, repo.lower(), repo.upper(), repo.partition("/")[2], f"  {repo} "):
+    for spelling in (model, model.upper(), repo, repo.lower(), repo.upper(), repo.rpartition("/")[2], f"  {repo} "):
         assert resolve_model_name(spelling) == (model, None), spelling
 
 
