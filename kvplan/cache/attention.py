@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeVar
 
-from kvplan.spec.kind import CacheKind, Read, Stream, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, Read, Stream, Tensor, divide
 
 A = TypeVar("A", bound="Attention")
 
@@ -51,11 +51,7 @@ class Attention(CacheKind):
     """Entries that a query reads of K and V at most; the indexer looks at every key."""
 
     def __post_init__(self) -> None:
-        positive(
-            query_heads=self.query_heads, kv_heads=self.kv_heads, head_dim=self.head_dim,
-            head_dim_v=self.head_dim_v, q_lora_rank=self.q_lora_rank, index_head_dim=self.index_head_dim,
-            index_topk=self.index_topk,
-        )  # fmt: skip
+        super().__post_init__()
         if self.query_heads % self.kv_heads:
             raise ValueError(f"query_heads ({self.query_heads}) is not a multiple of kv_heads ({self.kv_heads})")
 

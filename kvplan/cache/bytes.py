@@ -173,7 +173,8 @@ def prefix_bytes(model: ModelSpec, tokens: Tokens, formats: KvFormats, *, dcp: i
             if stream.window is None and stream.fixed_entries is None:
                 entries: Any = stream.entries(-(-tokens // dcp))
                 total = total + entries * (layers * size)
-    return cast("Tokens", total)
+    edge = edge_surplus(model, formats)
+    return cast("Tokens", total + -(-tokens // dcp) * edge if edge else total)
 
 
 def longest_sequence(

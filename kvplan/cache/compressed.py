@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvplan.spec.kind import CacheKind, Read, Stream, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, Read, Stream, Tensor, divide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,6 @@ class CompressedAttention(CacheKind):
     compressor: bool = False
     """Whether the layer carries the weights that compress (a layer may read another's entries)."""
     kind: Literal["compressed"] = "compressed"
-
-    def __post_init__(self) -> None:
-        positive(
-            query_heads=self.query_heads, head_dim=self.head_dim, window=self.window, ratio=self.ratio,
-            index_head_dim=self.index_head_dim, q_lora_rank=self.q_lora_rank, o_groups=self.o_groups,
-        )  # fmt: skip
 
     def streams(self) -> tuple[Stream, ...]:
         found = [Stream("window", 1, self.head_dim, "k", self.window)]
@@ -91,6 +85,11 @@ class CompressedAttention(CacheKind):
         return tuple(found)
 
     def shard(self, tp: int) -> CompressedAttention:
-        """Query heads and output groups divided; every cache whole on every rank."""
-        groups = self.o_groups if self.o_groups is None else max(1, self.o_groups // tp)
-        return replace(self, query_heads=divide("query_heads", self.query_heads, tp), o_groups=groups)
+        """Query heads and output groups divided; every cache whole on every rank.
+
+        Source: vLLM 0.33.0 ``vllm/models/deepseek_v4/attention.py``: heads per group are those of a rank over the
+        groups of a rank.
+        """
+        heads = divide("query_heads", self.query_heads, tp)
+        groups = divide("output groups", self.o_groups, tp) if self.o_groups else None
+        return replace(self, query_heads=heads, o_groups=groups)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kvplan.cache.attention import Attention
-from kvplan.spec.kind import Stream, Tensor, positive
+from kvplan.spec.kind import Stream, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,6 @@ class CrossAttention(Attention):
     gated: bool = False
     """Two learned gates and q/k norms around the block (Llama 3.2 Vision)."""
     kind: Literal["cross"] = "cross"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(encoder_tokens=self.encoder_tokens)
 
     def streams(self) -> tuple[Stream, ...]:
         return self.kv_streams(fixed_entries=self.encoder_tokens)

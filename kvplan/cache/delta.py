@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvplan.spec.kind import CacheKind, State, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, State, Tensor, divide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +25,7 @@ class GatedDeltaNet(CacheKind):
     kind: Literal["gated_delta_net"] = "gated_delta_net"
 
     def __post_init__(self) -> None:
-        positive(
-            key_heads=self.key_heads, value_heads=self.value_heads, key_head_dim=self.key_head_dim,
-            value_head_dim=self.value_head_dim, conv_kernel=self.conv_kernel,
-        )  # fmt: skip
+        super().__post_init__()
         if self.value_heads % self.key_heads:
             raise ValueError(f"value_heads ({self.value_heads}) is not a multiple of key_heads ({self.key_heads})")
 
@@ -77,9 +74,6 @@ class KimiDeltaAttention(CacheKind):
     """The output gate is one square projection instead of a low-rank pair."""
     reference: ClassVar[str] = "Kimi delta attention, arXiv 2510.26692"
     kind: Literal["kda"] = "kda"
-
-    def __post_init__(self) -> None:
-        positive(heads=self.heads, head_dim=self.head_dim, conv_kernel=self.conv_kernel)
 
     @property
     def width(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvplan.spec.kind import CacheKind, Read, Stream, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, Read, Stream, Tensor, divide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class LatentAttention(CacheKind):
     """
 
     reference: ClassVar[str] = "multi-head latent attention, arXiv 2405.04434, section 2.1"
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"qk_rope_head_dim"})
 
     query_heads: int
     kv_lora_rank: int
@@ -36,16 +37,6 @@ class LatentAttention(CacheKind):
     index_pool: int | None = None
     """DSA: tokens whose index keys are pooled into one before it is stored; None: each token's own is."""
     kind: Literal["mla"] = "mla"
-
-    def __post_init__(self) -> None:
-        positive(
-            query_heads=self.query_heads, kv_lora_rank=self.kv_lora_rank, v_head_dim=self.v_head_dim,
-            qk_nope_head_dim=self.qk_nope_head_dim, q_lora_rank=self.q_lora_rank,
-            index_head_dim=self.index_head_dim, index_topk=self.index_topk,
-            index_pool=self.index_pool,
-        )  # fmt: skip
-        if self.qk_rope_head_dim < 0:
-            raise ValueError(f"qk_rope_head_dim must not be negative, not {self.qk_rope_head_dim}")
 
     @property
     def row_dim(self) -> int:

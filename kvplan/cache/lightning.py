@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvplan.spec.kind import CacheKind, State, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, State, Tensor, divide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,6 @@ class LightningAttention(CacheKind):
     head_dim: int
     reference: ClassVar[str] = "lightning attention, arXiv 2501.08313"
     kind: Literal["lightning"] = "lightning"
-
-    def __post_init__(self) -> None:
-        positive(heads=self.heads, head_dim=self.head_dim)
 
     def states(self) -> tuple[State, ...]:
         return (State("recurrent", self.heads * self.head_dim, self.head_dim),)

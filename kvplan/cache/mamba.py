@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvplan.spec.kind import CacheKind, State, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, State, Tensor, divide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,7 @@ class Mamba1(CacheKind):
     kind: Literal["mamba1"] = "mamba1"
 
     def __post_init__(self) -> None:
-        positive(
-            inner_size=self.inner_size, state_size=self.state_size, conv_kernel=self.conv_kernel,
-            dt_rank=self.dt_rank, decay_heads=self.decay_heads,
-        )  # fmt: skip
+        super().__post_init__()
         if self.decay_heads and self.inner_size % self.decay_heads:
             raise ValueError(f"decay_heads ({self.decay_heads}) do not divide inner_size ({self.inner_size})")
 
@@ -89,10 +86,7 @@ class Mamba2(CacheKind):
     kind: Literal["mamba2"] = "mamba2"
 
     def __post_init__(self) -> None:
-        positive(
-            heads=self.heads, head_dim=self.head_dim, state_size=self.state_size, groups=self.groups,
-            conv_kernel=self.conv_kernel,
-        )  # fmt: skip
+        super().__post_init__()
         if self.heads % self.groups:
             raise ValueError(f"mamba heads ({self.heads}) are not a multiple of groups ({self.groups})")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvplan.spec.kind import CacheKind, State, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, State, Tensor, divide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class RgLru(CacheKind):
     kind: Literal["rg_lru"] = "rg_lru"
 
     def __post_init__(self) -> None:
-        positive(width=self.width, heads=self.heads, conv_kernel=self.conv_kernel)
+        super().__post_init__()
         if self.width % self.heads:
             raise ValueError(f"heads ({self.heads}) do not divide the recurrent width ({self.width})")
 

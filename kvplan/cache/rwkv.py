@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvplan.spec.kind import CacheKind, State, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, State, Tensor, divide
 
 VECTORS = {5: 8, 6: 10, 7: 14}
 """Vectors of time mixing by version: token mixing (4, 6, 6), decay, bonus and the like (2, 2, 6), norm (2)."""
@@ -27,11 +27,12 @@ class Rwkv(CacheKind):
     version: Literal[5, 6, 7]
     low_rank: int = 0
     """Total rank of the small data-dependent projections (decay, gate, mixing)."""
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"low_rank"})
     reference: ClassVar[str] = "RWKV, arXiv 2404.05892 and 2503.14456"
     kind: Literal["rwkv"] = "rwkv"
 
     def __post_init__(self) -> None:
-        positive(heads=self.heads, head_dim=self.head_dim, hidden_size=self.hidden_size)
+        super().__post_init__()
         if self.version not in VECTORS:
             raise ValueError(f"no RWKV version {self.version}; known: {', '.join(map(str, VECTORS))}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from kvplan.spec.kind import CacheKind, State, Tensor, divide, positive
+from kvplan.spec.kind import CacheKind, State, Tensor, divide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,6 @@ class ShortConv(CacheKind):
     """Of both projections and of the convolution."""
     reference: ClassVar[str] = "short convolution, transformers 5.24.0 models/lfm2/modeling_lfm2.py"
     kind: Literal["short_conv"] = "short_conv"
-
-    def __post_init__(self) -> None:
-        positive(channels=self.channels, conv_kernel=self.conv_kernel)
 
     def states(self) -> tuple[State, ...]:
         return (State("conv", self.channels, self.conv_kernel - 1),)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kvplan.cache.attention import Attention
-from kvplan.spec.kind import Stream, positive
+from kvplan.spec.kind import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +20,6 @@ class SlidingAttention(Attention):
 
     window: int
     kind: Literal["sliding"] = "sliding"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(window=self.window)
 
     def streams(self) -> tuple[Stream, ...]:
         return self.kv_streams(window=self.window)
@@ -40,10 +36,6 @@ class ChunkedAttention(Attention):
 
     window: int
     kind: Literal["chunked"] = "chunked"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(window=self.window)
 
     def streams(self) -> tuple[Stream, ...]:
         return self.kv_streams(window=self.window, chunked=True)

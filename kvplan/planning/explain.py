@@ -230,7 +230,10 @@ def _comparisons(model: ModelSpec, settings: Settings, formats: KvFormats) -> li
 
     found = [compare("as it is", model, formats)]
     for name, change in (("MHA: a KV head per query head", "as_mha"), ("MQA: one KV head", "as_mqa")):
-        other = _with_mixers(model, change)
+        try:
+            other = _with_mixers(model, change)
+        except ValueError:  # a kind whose sizes go with its own number of heads alone
+            continue
         if other.blocks != model.blocks:
             found.append(compare(name, other, formats))
     for name, dtype in (("16 bits", "bf16"), ("fp8", "fp8"), (f"4 bits ({FOUR_BITS})", FOUR_BITS)):

@@ -124,11 +124,11 @@ class Sweep:
                 base = self.lookup({k: v for k, v in chosen.items() if k != ATTENTION and v is not None})
                 engine = get_engine(base.engine)
                 _check_names(engine, base.settings)
+                if chosen.get(ATTENTION):
+                    base = base._replace(model=with_attention(base.model, chosen[ATTENTION]))
             except _Refusal as error:
                 yield from self._refused(shown, sizes, cells, str(error))
                 continue
-            if chosen.get(ATTENTION):
-                base = base._replace(model=with_attention(base.model, chosen[ATTENTION]))
             yield from self._sizes(_Setup(base, engine, base.settings, shown), sizes, cells)
 
     def _sizes(self, setup: _Setup, sizes: Sequence[Axis], cells: int) -> Iterator[Block]:
@@ -221,14 +221,18 @@ def _listed(column: Column, shape: tuple[int, ...]) -> list[Any]:
 
 
 def with_attention(model: ModelSpec, variant: str) -> ModelSpec:
-    """The model with its attention as in `VARIANTS`; layers that have no such variant stay as they are."""
+    """The model with its attention as in `VARIANTS`; layers that have no such variant stay as they are.
+
+    Raises:
+        UnsupportedError: the sizes of a layer go with its own number of heads alone.
+    """
     change = VARIANTS[variant]
     if change is None:
         return model
-    blocks = {
-        name: replace(block, mixers=tuple(getattr(m, change)() for m in block.mixers))
-        for name, block in model.blocks.items()
-    }
+    try:
+        blocks = {n: replace(b, mixers=tuple(getattr(m, change)() for m in b.mixers)) for n, b in model.blocks.items()}
+    except ValueError as error:
+        raise UnsupportedError(f"{model.id} as {variant}: {error}", where="--vary attention") from None
     return replace(model, blocks=blocks)
 
 

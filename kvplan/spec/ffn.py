@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
-from kvplan.spec.kind import LayerPart, Tensor, positive
+from kvplan.spec.kind import LayerPart, Tensor
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -16,9 +16,6 @@ class DenseFfn(LayerPart):
     gated: bool = True
     bias: bool = False
     kind: Literal["dense"] = "dense"
-
-    def __post_init__(self) -> None:
-        positive(intermediate_size=self.intermediate_size)
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         wide = self.intermediate_size
@@ -47,6 +44,7 @@ class MoeFfn(LayerPart):
     """Of one routed expert."""
     shared_intermediate_size: int = 0
     """Of all shared experts together; 0: none."""
+    may_be_zero: ClassVar[frozenset[str]] = frozenset({"shared_intermediate_size"})
     expert_hidden_size: int | None = None
     """Width the experts work at where it is not the hidden size (latent experts)."""
     gated: bool = True
@@ -58,11 +56,7 @@ class MoeFfn(LayerPart):
     kind: Literal["moe"] = "moe"
 
     def __post_init__(self) -> None:
-        positive(
-            experts=self.experts, experts_per_token=self.experts_per_token, intermediate_size=self.intermediate_size
-        )
-        if self.shared_intermediate_size < 0:
-            raise ValueError(f"shared_intermediate_size must not be negative, not {self.shared_intermediate_size}")
+        super().__post_init__()
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token ({self.experts_per_token}) exceeds experts ({self.experts})")
 

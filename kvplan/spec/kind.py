@@ -12,6 +12,7 @@ The kinds themselves live in `kvplan.cache`, one small class each.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from kvplan.spec.arrays import smaller
@@ -155,20 +156,36 @@ ROLES = (
 Part = TypeVar("Part", bound="LayerPart")
 
 
-class LayerPart(Shown):
+class LayerPart(Shown, ABC):
     """What mixers and FFNs have in common: they weigh something, and they split over ranks."""
 
+    may_be_zero: ClassVar[frozenset[str]] = frozenset()
+    """Fields of whole numbers that may be 0; all others are sizes and counts of something that is there."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that nothing has; a subclass with more to say calls this first.
+
+        Raises:
+            ValueError: the first field of whole numbers that is not above zero (or, in `may_be_zero`, is below it).
+        """
+        for name, value in vars(self).items():
+            if type(value) is int and value <= 0:
+                if name not in self.may_be_zero:
+                    raise ValueError(f"{name} must be above 0, not {value}")
+                if value:
+                    raise ValueError(f"{name} must not be negative, not {value}")
+
+    @abstractmethod
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         """Weights of this part on the rank it describes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shard(self: Part, tp: int) -> Part:
         """The part as one of `tp` tensor-parallel ranks holds it.
 
         Raises:
             ValueError: `tp` does not divide what must be divided; the text says what.
         """
-        raise NotImplementedError
 
 
 class CacheKind(LayerPart):
@@ -198,8 +215,16 @@ class CacheKind(LayerPart):
     """Matrix kernels of the mixer in one step, with the usual fusions (one for q, k and v, one for the output)."""
 
     def reads(self) -> tuple[Read, ...]:
-        """What a decode step reads of the growing parts; layers without query heads of their own read nothing."""
-        return ()
+        """What a decode step reads of the growing parts.
+
+        Unless a kind says otherwise: all that is held, in one product of each vector with every query head
+        (``query_heads``; a kind without such has one for each head that it caches).
+        """
+        found = []
+        for stream in self.streams():
+            flops = 2 * getattr(self, "query_heads", stream.heads) * stream.head_dim
+            found.append(Read(stream, flops, flops))
+        return tuple(found)
 
     def state_flops(self) -> int:
         """FLOPs of one token on the states: decay, rank-one update and readout; or a tap of a convolution.
@@ -222,17 +247,6 @@ class CacheKind(LayerPart):
         for read in self.reads():
             total = total + read.prefill(tokens)
         return total
-
-
-def positive(**fields: int | None) -> None:
-    """Refuse zero and negative sizes, naming the field.
-
-    Raises:
-        ValueError: the first field that is not above zero.
-    """
-    for name, value in fields.items():
-        if value is not None and value <= 0:
-            raise ValueError(f"{name} must be above 0, not {value}")
 
 
 def divide(what: str, value: int, tp: int) -> int:

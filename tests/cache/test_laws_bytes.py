@@ -200,7 +200,18 @@ def test_a_shared_prefix_is_what_no_window_forgets(name: str, dcp: int) -> None:
     assert prefix_bytes(model(name), 1001, formats(), dcp=dcp) == sum(kept)
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "deepseek-v3.2"])
+@pytest.mark.parametrize("stored", ["bf16", "fp8_e4m3", "q8_0", "turboquant_k8v4", "turboquant_4bit_nc"])
+@given(tokens=st.integers(0, 200_000), dcp=st.sampled_from([1, 2, 3, 8]))
+def test_a_prefix_of_nothing_but_plain_tokens_is_the_sequence(name: str, stored: str, tokens: int, dcp: int) -> None:
+    """Without windows, states, encoder rows and a residue, all of a sequence can be shared, its outer layers too."""
+    kept = formats(stored)
+    assert prefix_bytes(model(name), tokens, kept, dcp=dcp) == sequence_bytes(model(name), tokens, kept, dcp=dcp)
+
+
 def test_prefixes_in_round_figures() -> None:
+    # 28 layers of 134 bytes a head (4 bits), 4 outer layers of 512
+    assert prefix_bytes(model("llama-3.1-8b"), 4096, formats("turboquant_4bit_nc")) == 4096 * 8 * (28 * 134 + 4 * 512)
     assert prefix_bytes(model("llama-3.1-8b"), 1000, formats()) == 131_072_000
     assert prefix_bytes(model("gemma-3-27b"), 1000, formats()) == 10 * 2 * 16 * 128 * 2 * 1000
     assert prefix_bytes(model("deepseek-v4-flash"), 1000, formats()) < sequence_bytes(

@@ -6,7 +6,7 @@ a pocket calculator. Counts of parameters of whole models are held elsewhere: he
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -31,7 +31,8 @@ from example_kinds import (
 
 from kvplan.cache import KINDS, kind_class
 from kvplan.cache.none import NoCache
-from kvplan.spec.kind import CacheKind, Read, Stream
+from kvplan.spec.ffn import DenseFfn, MoeFfn
+from kvplan.spec.kind import CacheKind, LayerPart, Read, Stream, Tensor
 
 
 def test_every_kind_is_among_the_examples_and_names_itself() -> None:
@@ -263,31 +264,84 @@ def test_a_prefill_over_compressed_entries(ratio: int, limit: int | None) -> Non
         assert read.total(tokens) == sum(read.entries(n) for n in range(1, tokens + 1))
 
 
-SIZES = {
-    "full": "query_heads kv_heads head_dim head_dim_v q_lora_rank index_head_dim",
-    "sliding": "query_heads kv_heads head_dim window",
-    "chunked": "query_heads kv_heads head_dim window",
-    "cross": "query_heads kv_heads head_dim encoder_tokens",
-    "mla": "query_heads kv_lora_rank v_head_dim qk_nope_head_dim q_lora_rank index_head_dim index_topk",
-    "compressed": "query_heads head_dim window ratio index_head_dim q_lora_rank o_groups",
-    "mamba1": "inner_size state_size conv_kernel dt_rank decay_heads",
-    "mamba2": "heads head_dim state_size groups conv_kernel",
-    "gated_delta_net": "key_heads value_heads key_head_dim value_head_dim conv_kernel",
-    "kda": "heads head_dim conv_kernel",
-    "lightning": "heads head_dim",
-    "short_conv": "channels conv_kernel",
-    "rwkv": "heads head_dim hidden_size",
-    "rg_lru": "width heads conv_kernel",
+PARTS: dict[str, LayerPart] = {
+    **EVERY,
+    "dense": DenseFfn(intermediate_size=14_336),
+    "moe": MoeFfn(experts=8, experts_per_token=2, intermediate_size=14_336),
 }
+SIZES = [
+    (name, field.name) for name, part in PARTS.items() for field in fields(part) if field.type in ("int", "int | None")
+]
+"""Every field of whole numbers of every kind of layer and of FFN."""
+OR_NONE_AT_ALL = {("mla", "qk_rope_head_dim"), ("rwkv", "low_rank"), ("moe", "shared_intermediate_size")}
 
 
-@pytest.mark.parametrize(
-    ("name", "field"), [(name, field) for name, fields in SIZES.items() for field in fields.split()]
-)
-@pytest.mark.parametrize("value", [0, -1])
-def test_sizes_are_above_zero(name: str, field: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"^{field} must be above 0, not {value}$"):
-        replace(EVERY[name], **{field: value})
+@pytest.mark.parametrize(("name", "field"), SIZES)
+def test_sizes_are_above_zero(name: str, field: str) -> None:
+    """Also those that only weights depend on: a layer that takes memory away passes for a model that fits."""
+    may = (name, field) in OR_NONE_AT_ALL
+    said = "not be negative" if may else "be above 0"
+    for value in (-1, -100_000):
+        with pytest.raises(ValueError, match=f"^{field} must {said}, not {value}$"):
+            replace(PARTS[name], **{field: value})
+    if may:
+        assert getattr(replace(PARTS[name], **{field: 0}), field) == 0
+    else:
+        with pytest.raises(ValueError, match=f"^{field} must be above 0, not 0$"):
+            replace(PARTS[name], **{field: 0})
+
+
+def test_every_size_is_looked_at() -> None:
+    assert {name for name, _ in SIZES} == set(PARTS) - {"none"}
+    assert {("mla", "index_heads"), ("full", "query_dim"), ("cross", "input_size"), ("rwkv", "token_shifts"),
+            ("compressed", "o_lora_rank"), ("shared", "window"),
+            ("moe", "expert_hidden_size")} <= set(SIZES)  # fmt: skip
+    for name, part in PARTS.items():
+        assert part.may_be_zero == {field for kind, field in OR_NONE_AT_ALL if kind == name}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folded(CacheKind):
+    """As the page on extending says: streams, tensors and ranks, and nothing else."""
+
+    heads: int
+    head_dim: int
+    kind: str = "folded"
+
+    def streams(self) -> tuple[Stream, ...]:
+        return (Stream("folded", self.heads, self.head_dim, "k", ratio=4),)
+
+    def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
+        return (Tensor("attn_q", "attention", (self.heads * self.head_dim, hidden_size)),)
+
+    def shard(self, tp: int) -> Folded:
+        return replace(self, heads=self.heads // tp)
+
+
+def test_a_kind_that_says_nothing_of_reads_reads_what_it_holds() -> None:
+    (read,) = Folded(heads=8, head_dim=64).reads()
+    assert (read.entries(1000), read.stream.heads * read.stream.head_dim) == (250, 8 * 64)
+    assert Folded(heads=8, head_dim=64).attention_flops(1000) == 2 * 8 * 64 * 250
+    with pytest.raises(ValueError, match="^heads must be above 0, not -8$"):
+        Folded(heads=-8, head_dim=64)
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_what_a_layer_holds_it_reads(name: str) -> None:
+    """Every growing part is read, at the bytes that it has; only a layer without one may read another's."""
+    mixer = EVERY[name]
+    read = {read.stream for read in mixer.reads()}
+    assert read >= set(mixer.streams())
+    assert read == set(mixer.streams()) or name == "shared"
+    assert all(r.flops > 0 and r.prefill_flops > 0 for r in mixer.reads())
+
+
+def test_a_kind_without_weights_or_ranks_is_no_kind() -> None:
+    """Said when it is made, not by the first plan on two GPUs."""
+    for missing in ("tensors", "shard"):
+        methods = {n: f for n, f in vars(Folded).items() if n in {"streams", "tensors", "shard"} - {missing}}
+        with pytest.raises(TypeError, match=rf"abstract method '?{missing}"):
+            type("Unfinished", (CacheKind,), {"kind": "unfinished", **methods})()
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ def test_ranks_copy_latent_rows_and_token_shifts() -> None:
         assert mixer.shard(8).query_heads == mixer.query_heads // 8
     assert states(RWKV.shard(4)) == {"shift": 2 * 4096, "recurrent": 16 * 64 * 64}
     assert V4.shard(4).o_groups == 2
-    assert V4.shard(16).o_groups == 1
+    with pytest.raises(ValueError, match=r"^output groups \(8\) cannot be divided by tensor parallel size 16$"):
+        V4.shard(16)  # 64 heads would divide, half a group has no matrix
     assert replace(V4, o_groups=None, o_lora_rank=None).shard(2).o_groups is None
     assert NoCache(linear=True).shard(2) == NoCache(linear=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +10,15 @@ import numpy
 import pytest
 
 from kvplan import load_model, plan
-from kvplan.errors import InputError
+from kvplan.cache.attention import FullAttention
+from kvplan.errors import InputError, UnsupportedError
 from kvplan.planning.advice import smallest_thousandth
 from kvplan.planning.cost import Price, cost_figures, throughput_bounds
 from kvplan.planning.explain import explain
 from kvplan.planning.fit.ask import Ask, check
 from kvplan.planning.speed.constants import engine_rates
 from kvplan.planning.speed.profile import Lengths
+from kvplan.planning.sweep import with_attention
 from kvplan.planning.workload_lengths import Distribution, of_trace
 
 
@@ -26,6 +29,27 @@ def test_layers_that_read_an_encoder_do_not_grow() -> None:
     assert until == {("full", "k"): None, ("full", "v"): None, ("cross", "k"): 0, ("cross", "v"): 0}
     assert made.bytes_per_token == 32 * 2 * 20 * 64 * 2
     assert made.fixed_bytes_per_sequence == 1500 * made.bytes_per_token
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnHeads(FullAttention):
+    """A kind whose sizes go with its own heads alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kv_heads in (1, self.query_heads):
+            raise ValueError("neither one head nor all of them")
+
+
+def test_a_variant_that_a_kind_has_not_is_left_out_or_refused() -> None:
+    whole = load_model("llama-3.1-8b")
+    own = OwnHeads(query_heads=32, kv_heads=8, head_dim=128)
+    (name,) = whole.blocks
+    model = replace(whole, blocks={name: replace(whole.blocks[name], mixers=(own,))})
+    assert [c.name for c in explain(model, {}).comparisons] == ["as it is", "fp8", "4 bits (nvfp4)"]
+    assert [c.name for c in explain(whole, {}).comparisons][1].startswith("MHA")
+    with pytest.raises(UnsupportedError, match=r"llama-3\.1-8b as mqa: neither one head nor all of them"):
+        with_attention(model, "mqa")
 
 
 def test_a_last_step_is_the_only_one_of_a_single_token() -> None:

@@ -5,14 +5,17 @@ The group sizes and blocks per request are what the planner code of vLLM 0.32.0 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kvplan.cache.compressed import CompressedAttention
 from kvplan.catalog import load_gpu, load_model
 from kvplan.engines import get_engine
 from kvplan.engines.base import Stage
 from kvplan.engines.vllm.layout import Layout
+from kvplan.engines.vllm.v41 import entry_bytes
 from kvplan.errors import UnsupportedError
 from kvplan.planning.drafts import served_model
 from kvplan.planning.evaluate import build_stages
@@ -102,11 +105,23 @@ def test_v41_keeps_entries_in_the_layers_that_others_read(
     assert laid.blocks(TOKENS) == TOKENS // block + groups * (-(-(127 + flying) // 32) + 1) + 1
 
 
-def test_v41_over_sixteen_ranks_falls_back_to_fp8_entries() -> None:
+def test_v41_without_eight_heads_a_group_falls_back_to_fp8_entries() -> None:
     """The fused kernel needs eight query heads of a whole output group on each rank."""
-    laid, _ = laid_out("deepseek-v4.1-flash", "b200", tensor_parallel_size=16)
-    entries = [c for _, c in laid.caches if c.shape == ("compressed",)]
-    assert {c.row_bytes for c in entries} == {528}
+    _, stage = laid_out("deepseek-v4.1-flash", "b200", tensor_parallel_size=8)
+    rules = get_engine("vllm@0.33.0").rules  # type: ignore[attr-defined]
+    mixer = next(m for _, m in stage.spec.mixers() if m.kind == "compressed")
+    assert isinstance(mixer, CompressedAttention)
+    assert (mixer.query_heads, mixer.o_groups) == (8, 1)
+    assert entry_bytes(mixer, "10.0", rules) == 288
+    assert entry_bytes(replace(mixer, o_groups=2), "10.0", rules) == 528
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4-flash", "deepseek-v4.1-flash"])
+def test_more_ranks_than_output_groups_do_not_start(name: str) -> None:
+    """Eight groups over sixteen ranks are none a rank, by which vLLM divides."""
+    with pytest.raises(UnsupportedError, match=r"output groups \(8\) cannot be divided by .* size 16") as caught:
+        laid_out(name, "b200", tensor_parallel_size=16)
+    assert caught.value.hint == "sizes that work: 1, 2, 4, 8"
 
 
 @pytest.mark.parametrize("name", ["glm-5.3-flash", "deepseek-v4.1-flash"])
