@@ -343,6 +343,10 @@ class Engine:
         """Bytes the engine wants to see before it starts: one request of max_model_len as it checks it."""
         return self.request_bytes(stage, settings, settings.max_model_len)
 
+    def start_words(self, settings: Settings) -> str:
+        """What needs `start_bytes`, with its verb, where that is more than `request_bytes` of one longest request."""
+        return f"one request of {settings.max_model_len:,} tokens (with what the engine sets aside) needs"
+
     def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
         """The pool that `kv_bytes` (one figure a stage) give."""
         raise NotImplementedError

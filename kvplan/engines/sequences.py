@@ -55,6 +55,9 @@ class SequenceEngine(VersionedEngine):
     def start_bytes(self, stage: Stage, settings: Settings) -> int:
         return self.worst_bytes(stage.spec, settings, settings.max_model_len)
 
+    def start_words(self, settings: Settings) -> str:
+        return f"one request of {settings.max_model_len:,} tokens, at its peak, needs"
+
     def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
         longest = settings.max_model_len
         singles, tokens, concurrency = [], [], []

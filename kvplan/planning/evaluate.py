@@ -266,14 +266,14 @@ def obstacles(
         need = max(engine.start_bytes(s, settings) for s in stages)
         have = max(0, min(kv))
         one = max(engine.request_bytes(s, settings, settings.max_model_len) for s in stages)
-        what = f"one request of {settings.max_model_len:,} tokens"
+        what = f"one request of {settings.max_model_len:,} tokens needs"
         if need < one:  # the engine starts with less, and shortens requests
-            what = "the smallest cache that starts"
-        elif engine.fills_budget and one <= have < need:
-            what += " (with what the engine sets aside)"
+            what = "the smallest cache that starts needs"
+        elif one < need and (one <= have or not engine.fills_budget):
+            what = engine.start_words(settings)
         if gib(need) == gib(have) or need < _SMALL:
-            return f"{what} needs {need:,} bytes of cache per GPU, there are {have:,}"
-        return f"{what} needs {gib(need)} of cache per GPU, there are {gib(have)}"
+            return f"{what} {need:,} bytes of cache per GPU, there are {have:,}"
+        return f"{what} {gib(need)} of cache per GPU, there are {gib(have)}"
 
     def too_many() -> str:
         if settings.concurrency == 1:

@@ -52,9 +52,8 @@ def _to_paste(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Ou
     if pasted is None:
         return
     line = pasted.line
-    spare = [
-        have - engine.start_bytes(s, outcome.settings) for s, have in zip(outcome.stages, outcome.kv_bytes, strict=True)
-    ]
+    needs, beyond = _start(engine, outcome)
+    spare = [have - need for need, have in zip(needs, outcome.kv_bytes, strict=True)]
     weights = outcome.settings.weights
     stored = f" (a checkpoint in {weights})" if weights != "auto" and "--quantization" not in line else ""
     text = f"to paste: {line}{stored}{'; ' if pasted.beside else ''}{pasted.beside}"
@@ -64,13 +63,27 @@ def _to_paste(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Ou
     worst = min(
         left - sum(t.high_bytes - t.bytes for t in f.terms) for left, f in zip(spare, outcome.waterfalls, strict=True)
     )
-    beyond = "its caches" if not engine.fills_budget else "one request of the limit"
     least = (
         f"{gib(worst)} if every modelled term is at its upper bound"
         if worst >= 0
         else (f"{gib(-worst)} short if every modelled term is at its upper bound")
     )
     yield f"{text}; leaves {gib(min(spare))} per GPU beyond {beyond} ({least})"
+
+
+def _start(engine: Engine, outcome: Outcome) -> tuple[list[int], str]:
+    """(bytes of a rank of each stage without which it is of no use, what they are of).
+
+    An engine that starts with a page alone still has to hold a request of the limit, if it holds one at all.
+    """
+    settings, pool = outcome.settings, outcome.pool
+    needs = [engine.start_bytes(s, settings) for s in outcome.stages]
+    if not engine.fills_budget:
+        return needs, "its caches"
+    if pool is not None and pool.max_single_request_tokens < settings.max_model_len:
+        return needs, "the smallest cache that starts"
+    one = [engine.request_bytes(s, settings, settings.max_model_len) for s in outcome.stages]
+    return [max(pair) for pair in zip(needs, one, strict=True)], "one request of the limit"
 
 
 def _typed(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Outcome) -> Settings | None:

@@ -115,3 +115,22 @@ def test_what_the_line_lacks_of_the_one_given_is_said() -> None:
     assert [text for text in made.plan().warnings if text.startswith("the line to paste leaves out")]
     plain = of_command(read_command("vllm serve Qwen/Qwen3-32B-FP8"), {"gpu": "h100-sxm"})
     assert not [text for text in plain.plan().warnings if "to paste" in text]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "transformers"])
+@pytest.mark.parametrize("model", ["qwen3-32b", "gemma-3-27b"])
+def test_what_it_leaves_beyond_a_request(engine: str, model: str) -> None:
+    """Engines that start with a page alone: a request of the limit is still taken off."""
+    made = plan(model, gpu="h200-sxm", engine=engine, max_model_len=32_768)
+    assert made.memory is not None
+    said = next(t for t in made.verdict.notes if "beyond one request of the limit" in t)
+    leaves = float(said.rpartition("; leaves ")[2].split()[0])
+    one = made.kv.bytes_per_sequence_per_gpu
+    assert one > 1 << 30
+    assert leaves <= (made.memory[0].kv_bytes - one) / GIB + 0.005
+
+
+def test_what_it_leaves_where_no_such_request_holds() -> None:
+    made = plan("llama-3.1-8b", gpu="rtx-4090", engine="sglang")
+    assert [t for t in made.verdict.notes if "beyond the smallest cache that starts" in t]
+    assert not [t for t in made.verdict.notes if "beyond one request" in t]

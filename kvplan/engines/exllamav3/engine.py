@@ -253,6 +253,10 @@ class ExLlamaV3(VersionedEngine):
         tokens = self._tokens(settings) or -(-settings.max_model_len // PAGE) * PAGE
         return self._bytes(stage.spec, settings, tokens)
 
+    def start_words(self, settings: Settings) -> str:
+        tokens = self._tokens(settings) or -(-settings.max_model_len // PAGE) * PAGE
+        return f"the cache of {tokens:,} tokens (and what {settings.max_num_seqs or SLOTS:,} slots keep) needs"
+
     def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
         tokens = self._pool_tokens(stages, settings, kv_bytes)
         used = tuple(self._bytes(s.spec, settings, tokens) for s in stages)
@@ -262,7 +266,7 @@ class ExLlamaV3(VersionedEngine):
         return Pool(
             block_size=PAGE,
             num_blocks=tokens // PAGE,
-            kv_tokens=tokens,
+            kv_tokens=tokens if lies else 0,
             engine_reported_tokens=tokens,
             max_concurrency=concurrency,
             max_single_request_tokens=tokens,
@@ -271,7 +275,10 @@ class ExLlamaV3(VersionedEngine):
         )
 
     def requests_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
-        pages = self._pool_tokens(stages, settings, kv_bytes) // PAGE
+        pool = self._pool_tokens(stages, settings, kv_bytes)
+        if any(self._bytes(s.spec, settings, pool) > have for s, have in zip(stages, kv_bytes, strict=True)):
+            return 0
+        pages = pool // PAGE
         return min(settings.max_num_seqs or SLOTS, pages // -(-tokens // PAGE))
 
     def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:

@@ -192,8 +192,9 @@ class LlamaCpp(Engine):
         return "--ctx-size", str(total), {"ctx_size": total}
 
     def smaller_caches(self, settings: Settings) -> list[tuple[str, str, dict[str, Any]]]:
-        """By -ctk and -ctv where one of them was typed."""
-        if not (settings.extra.get("cache_type_k") or settings.extra.get("cache_type_v")):
+        """By -ctk and -ctv, llama-server's own words, unless the one flag for both was typed."""
+        typed = settings.extra.get("cache_type_k") or settings.extra.get("cache_type_v")
+        if not typed and (self.words is not cache_types.LLAMA_SERVER or "kv_cache_dtype" not in settings.defaults):
             return super().smaller_caches(settings)
         return [
             ("--cache-type-k", f"{name} --cache-type-v {name}", {"cache_type_k": name, "cache_type_v": name})
@@ -295,6 +296,11 @@ class LlamaCpp(Engine):
         """All caches: they are laid out whole, whatever is asked later."""
         return self._on_gpu(stage, settings)
 
+    def start_words(self, settings: Settings) -> str:
+        shape = geometry(settings)
+        slots = f"{shape.slots:,} slots" if shape.slots > 1 else "the slot"
+        return f"the caches of {slots} ({shape.n_ctx:,} cells) need"
+
     def _starts(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
         return all(self._on_gpu(s, settings) <= have for s, have in zip(stages, kv_bytes, strict=True))
 
@@ -305,7 +311,10 @@ class LlamaCpp(Engine):
         longest = limit if starts else min(limit, self._longest(stages, settings, kv_bytes))
         used = tuple(self._on_gpu(stage, settings) for stage in stages)
         at_once = min(float(shape.slots), shape.n_ctx / asked) if shape.unified else float(shape.slots)
-        return Pool(None, None, shape.n_ctx, shape.n_ctx, at_once if asked <= limit else 0.0, longest, starts, used)
+        if not starts or asked > limit:
+            at_once = 0.0
+        held = shape.n_ctx if starts else 0  # laid out whole, or not at all
+        return Pool(None, None, held, shape.n_ctx, at_once, longest, starts, used)
 
     @staticmethod
     def _request_limit(model: ModelSpec, shape: Geometry) -> int:

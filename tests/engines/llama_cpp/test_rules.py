@@ -363,3 +363,33 @@ def test_the_fast_path_stays_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+# ---- caches that do not fit ----
+
+
+def test_the_caches_of_all_slots_are_what_does_not_fit() -> None:
+    made = plan("qwen3-32b", "rtx-4090", weights="q4_k_m", ctx_size=32_768, parallel=4)
+    assert made.verdict.reason.startswith("the caches of 4 slots (32,768 cells) need 8.00 GiB of cache per GPU")
+    alone = plan("qwen3-32b", "rtx-4090", weights="q4_k_m", ctx_size=32_768, parallel=1)
+    assert alone.verdict.reason.startswith("one request of 32,768 tokens needs 8.00 GiB of cache per GPU")
+
+
+@pytest.mark.parametrize(("engine", "given"), [
+    ("llama.cpp", {"ctx_size": 32_768, "parallel": 4}), ("llama.cpp", {"ctx_size": 32_768}),
+    ("ollama", {"num_ctx": 8192, "num_parallel": 4}),
+])  # fmt: skip
+def test_what_does_not_start_holds_nothing(engine: str, given: dict[str, Any]) -> None:
+    made = plan("qwen3-32b", "rtx-4090", engine, weights="q4_k_m", **given)
+    assert made.verdict.fits is False
+    assert made.capacity is not None
+    assert made.capacity.max_concurrency == made.capacity.kv_tokens == 0
+    assert {at.requests for at in made.capacity.at} == {0}
+
+
+def test_a_smaller_cache_is_proposed_in_the_words_of_the_engine() -> None:
+    given: dict[str, Any] = {"weights": "q4_k_m", "ctx_size": 32_768, "parallel": 4}
+    found = [f"{h.flag} {h.value}" for h in plan("qwen3-32b", "rtx-4090", **given).verdict.hints]
+    assert "--cache-type-k q8_0 --cache-type-v q8_0" in found
+    typed = plan("qwen3-32b", "rtx-4090", **given, kv_cache_dtype="f16").verdict.hints
+    assert "--kv-cache-dtype q8_0" in [f"{h.flag} {h.value}" for h in typed]
