@@ -122,7 +122,9 @@ def _line(name: str, settings: Settings, given: dict[str, Any], *, program: str 
 
 
 def _variables(settings: Settings) -> list[str]:
-    """Variables of vLLM that stand before the command."""
+    """Variables that stand before the command."""
+    if settings.engine == "sglang" and settings.allow_long_max_model_len:
+        return ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"]
     if settings.engine != "vllm":
         return []
     found = ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if settings.allow_long_max_model_len else []

@@ -8,6 +8,8 @@ from __future__ import annotations
 from kvplan.engines.command_line import Grammar, Reading, pick, words
 from kvplan.engines.flags import SGLANG, SHARED
 from kvplan.engines.model_changes import Quantization, from_config, read_dtype, replaced_keys, unmodelled
+from kvplan.engines.options import Option
+from kvplan.engines.sglang.flags_by_version import ALLOW_LONG
 from kvplan.engines.vllm.flags import LAYOUT
 from kvplan.engines.vllm.flags import OPTIONS as COMMON
 from kvplan.errors import InputError
@@ -211,7 +213,10 @@ GRAMMAR = Grammar(
     programs={"sglang": ("serve",)},
     modules=("sglang.launch_server", "sglang.srt.entrypoints.http_server"),
     version_images=("lmsysorg/sglang",),
-    options=(*SGLANG, *SHARED, *LAYOUT, *pick(COMMON, "max_model_len", "kv_cache_dtype", "mamba_ssm_cache_dtype")),
+    options=(
+        *SGLANG, *SHARED, *LAYOUT, *pick(COMMON, "max_model_len", "kv_cache_dtype", "mamba_ssm_cache_dtype"),
+        Option("allow_long_max_model_len", (ALLOW_LONG,), "true", "", ""),
+    ),
     aliases={
         "--tp-size": "tensor_parallel_size", "--tp": "tensor_parallel_size", "--pp-size": "pipeline_parallel_size",
         "--pp": "pipeline_parallel_size", "--dp-size": "data_parallel_size", "--dp": "data_parallel_size",
@@ -226,6 +231,7 @@ GRAMMAR = Grammar(
     several=SEVERAL,
     unmodelled=UNMODELLED,
     not_values={("chunked_prefill_size", "-1"): "prefill in one piece, which is not modelled"},
+    environment={ALLOW_LONG: ALLOW_LONG},
     variables=("SGLANG_",),
     config=("--config",),
     abbreviates=True,

@@ -22,7 +22,7 @@ from kvplan.engines.common import (
 from kvplan.engines.common import share as as_share
 from kvplan.engines.rows import architecture_key
 from kvplan.engines.sglang import budget, fraction, requests
-from kvplan.engines.sglang.flags_by_version import cache_type
+from kvplan.engines.sglang.flags_by_version import cache_type, check_length
 from kvplan.engines.sglang.models import has_window_pool, held_window
 from kvplan.engines.sglang.pools import PADDING_SLOT_SINCE, Cell, Pools, cell, held_bytes, pools_of
 from kvplan.engines.versions import VersionedEngine
@@ -61,7 +61,7 @@ class Sglang(VersionedEngine):
             "mem_fraction_static", "page_size", "chunked_prefill_size", "swa_full_tokens_ratio",
             "mamba_full_memory_ratio", "max_running_requests", "max_total_tokens", "max_mamba_cache_size",
             "attn_dp_size", "mamba_ssm_cache_dtype", "disable_radix_cache", "disable_overlap_schedule",
-            "mamba_radix_cache_strategy",
+            "mamba_radix_cache_strategy", "allow_long_max_model_len",
         }
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ class Sglang(VersionedEngine):
                 where="--page-size",
                 hint="type --page-size 64",
             )
-        warnings: list[str] = []
+        warnings = check_length(settings, self.longest_context(model), self.version)
         if not self._window_pool(model) and any(s.window for _, m in model.mixers() for s in m.streams()):
             warnings.append(f"SGLang {self.version} holds the windowed layers of {model.id} at full length")
         if fraction.encoder_parameters(model) and "mem_fraction_static" in settings.defaults:

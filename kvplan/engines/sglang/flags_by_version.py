@@ -13,6 +13,7 @@ from kvplan.errors import UnsupportedError, nearest
 from kvplan.spec.formats import get_format
 
 if TYPE_CHECKING:
+    from kvplan.engines.base import Settings
     from kvplan.spec.model import ModelSpec
 
 ATTENTION_DP_SINCE = "0.5.23"
@@ -22,6 +23,11 @@ SINCE = {
     "mamba_full_memory_ratio": "0.5.6", "mamba_radix_cache_strategy": "0.5.14",
 }  # fmt: skip
 """Setting -> the first release read whose command line has a flag for it; the others are in all of them."""
+
+ALLOW_LONG = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+"""What lets a context be longer than the model's."""
+_REFUSES_LONG_SINCE = "0.5.2"
+"""Before, that variable counts as set (``srt/configs/model_config.py`` of 0.4.9)."""
 
 _CACHE_TYPES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "fp8_e5m2": (("0", "", "fp8_e5m2"),),
@@ -66,4 +72,23 @@ def cache_type(name: str, model: ModelSpec, weights: str, version: str) -> str |
         f"SGLang {version} has no cache in {names[0]} (it has {', '.join(known)})",
         where="--kv-cache-dtype",
         hint=f"type --kv-cache-dtype {near}",
+    )
+
+
+def check_length(settings: Settings, limit: int | None, version: str) -> list[str]:
+    """A warning of a context longer than the model's.
+
+    Source: ``srt/configs/model_config.py``, ``_derive_context_length``.
+
+    Raises:
+        UnsupportedError: this release does not start with it.
+    """
+    if not limit or settings.max_model_len <= limit or not at_least(version, _REFUSES_LONG_SINCE):
+        return []
+    if settings.allow_long_max_model_len:
+        return [f"max_model_len {settings.max_model_len:,} is above the model's {limit:,} ({ALLOW_LONG}=1)"]
+    raise UnsupportedError(
+        f"SGLang {version} refuses {settings.max_model_len:,} tokens: the model's maximum is {limit:,}",
+        where="--max-model-len",
+        hint=f"type --max-model-len {limit}, or put {ALLOW_LONG}=1 before the launch line",
     )

@@ -123,6 +123,8 @@ class TensorRtLlm(VersionedEngine):
         self._fraction(settings)
         self._check_cache(model, settings, gpu)
         warnings: list[str] = []
+        if self._cut(model, settings):
+            warnings.append(f"TensorRT-LLM lowers max_seq_len to the model's {self.longest_context(model):,} tokens")
         if any(s.role == "index" for _, m in model.mixers() for s in m.streams()):
             warnings.append(
                 "the pool of sparse-attention index keys is taken to hold 132 B per token and layer; not verified"
@@ -275,6 +277,13 @@ class TensorRtLlm(VersionedEngine):
         )
         return max((p.token_bytes for p in pools), default=0) * len(pools) * size
 
+    def _cut(self, model: ModelSpec, settings: Settings) -> bool:
+        """Whether max_seq_len is above the model's maximum, to which the engine lowers it with a warning.
+
+        Source: ``tensorrt_llm/_torch/pyexecutor/model_engine.py``, ``_init_max_seq_len``.
+        """
+        return settings.max_model_len > (self.longest_context(model) or settings.max_model_len)
+
     def _concurrent(self, blocks: list[tuple[WindowPool, int]], size: int, tokens: int) -> float:
         return min((n / self._needed(p, tokens, size) for p, n in blocks), default=0.0)
 
@@ -288,13 +297,16 @@ class TensorRtLlm(VersionedEngine):
             mine = {p.window: p for p in self.window_pools(self._rank_model(stage, settings), settings)}
             least = {p.window: n for p, n in blocks}
             used.append(sum(least[w] * size * p.token_bytes for w, p in mine.items()))
-        single = count * size if full else settings.max_model_len
+        single, spec = count * size if full else settings.max_model_len, stages[0].spec
+        at_once = dp * self._concurrent(blocks, size, settings.max_model_len)
+        if self._cut(spec, settings):
+            at_once, single = 0.0, min(single, self.longest_context(spec) or single)
         return Pool(
             block_size=size,
             num_blocks=count,
             kv_tokens=count * size,
             engine_reported_tokens=count * size,
-            max_concurrency=dp * self._concurrent(blocks, size, settings.max_model_len),
+            max_concurrency=at_once,
             max_single_request_tokens=single,
             starts=bool(blocks) and min(n for _, n in blocks) > 0,
             used_bytes=tuple(used),
@@ -307,11 +319,15 @@ class TensorRtLlm(VersionedEngine):
 
     def held_at(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...], tokens: int) -> int:
         size, dp = whole_number(settings, "tokens_per_block", 32), whole_number(settings, "attn_dp_size", 1)
+        if tokens > (self.longest_context(stages[0].spec) or tokens):
+            return 0
         return dp * int(self._concurrent(self._all_blocks(stages, settings, kv_bytes), size, tokens))
 
     def holds(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> bool:
         size, dp = whole_number(settings, "tokens_per_block", 32), whole_number(settings, "attn_dp_size", 1)
         running = -(-settings.concurrency_per_replica // dp)
+        if settings.request_tokens > (self.longest_context(stages[0].spec) or settings.request_tokens):
+            return False
         shared = self.shared_prefix_tokens(stages[0].spec, settings) // size
         for pool, blocks in self._all_blocks(stages, settings, kv_bytes):
             need = running * self._needed(pool, settings.request_tokens, size)

@@ -9,9 +9,11 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from kvplan import load_gpu, plan
+from kvplan.deployment import of_command
 from kvplan.engines.sglang import fraction
 from kvplan.engines.sglang.pools import Cell, held_bytes, pools_of
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UnsupportedError
+from kvplan.planning.plan import Plan
 from kvplan.sources.commands import read_command
 from kvplan.units import GIB
 
@@ -349,3 +351,32 @@ def test_its_command_line_says_the_same() -> None:
         "mamba_radix_cache_strategy": "no_buffer",
     }  # fmt: skip
     assert found.ignored == ()
+
+
+LONG = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+LINE = "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp 2 --context-length"
+
+
+@pytest.mark.parametrize("line", [
+    f"{LINE} 40961", f"{LONG}=0 {LINE} 40961",
+    f"{LINE} 65536 --json-model-override-args '{{\"rope_scaling\": {{\"rope_type\": \"yarn\", \"factor\": 4.0, "
+    "\"original_max_position_embeddings\": 32768}}'",
+])  # fmt: skip
+def test_a_context_longer_than_the_models_is_refused(line: str) -> None:
+    with pytest.raises(UnsupportedError, match="the model's maximum is 40,960") as caught:
+        made_of(line)
+    assert "--max-model-len 40960" in str(caught.value.hint)
+
+
+def test_a_context_longer_than_the_models_runs_where_the_variable_says_so() -> None:
+    made = made_of(f"{LONG}=true {LINE} 40961")
+    assert made.verdict.fits
+    assert [w for w in made.warnings if "above the model's 40,960" in w]
+    assert any(n.startswith(f"to paste: {LONG}=1 python -m sglang") for n in made.verdict.notes)
+    assert made_of(f"{LINE} 40960").verdict.fits
+    old = plan("qwen3-32b", gpu="h100-sxm", engine="sglang@0.4.9", tensor_parallel_size=2, max_model_len=40_961)
+    assert [w for w in old.warnings if "above the model's maximum of 40,960" in w]
+
+
+def made_of(line: str) -> Plan:
+    return of_command(read_command(line), {"gpu": "h100-sxm"}).plan()

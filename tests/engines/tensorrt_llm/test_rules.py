@@ -120,3 +120,18 @@ def test_backends_that_lay_out_memory_otherwise(backend: str, said: bool) -> Non
     found = read_command(f"trtllm-serve meta-llama/Llama-3.1-8B --backend {backend}")
     assert bool([w for w in found.warnings if f"--backend {backend}" in w]) is said
     assert ("--backend" in found.ignored) is said
+
+
+def test_a_limit_above_the_models_is_lowered() -> None:
+    """It starts, with the model's maximum: longer requests do not run, and shorter ones do."""
+    made = plan("llama-3-8b", gpu="h100-sxm", engine="tensorrt-llm", max_model_len=32_768)
+    assert made.verdict.fits
+    assert made.capacity is not None
+    assert made.capacity.max_concurrency == 0
+    assert made.capacity.max_single_request_tokens == 8192
+    requests = {at.tokens: at.requests for at in made.capacity.at}
+    assert requests[32_768] == 0 < requests[4096]
+    assert [w for w in made.warnings if "lowers max_seq_len to the model's 8,192" in w]
+    long = plan("llama-3-8b", gpu="h100-sxm", engine="tensorrt-llm", max_model_len=32_768, prompt_tokens=16_384)
+    assert long.verdict.fits is False
+    assert not [w for w in plan("llama-3-8b", gpu="h100-sxm", engine="tensorrt-llm").warnings if "lowers" in w]
