@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from kvplan.engines import DEFAULT_ENGINE
+from kvplan.engines.options import READERS
 from kvplan.errors import InputError
-from kvplan.planning.planner import plan_deployment
+from kvplan.planning.settings import flag_name
 from kvplan.sources import find_gpu, find_model
 
 if TYPE_CHECKING:
@@ -38,36 +39,73 @@ def load_gpu(name: str) -> GpuSpec:
     return find_gpu(name)
 
 
+AS_TEXT = {
+    "gpu_memory": "size", "gpu_bandwidth": "rate", "request_rate": "per_second", "ttft": "seconds", "tpot": "seconds",
+}  # fmt: skip
+"""Settings with units, that a caller may write as on the command line -> their reader in `READERS`."""
+
+
 def plan(
-    model: ModelSpec | str, *, gpu: GpuSpec | str | None = None, engine: str | None = None, **settings: Any
+    model: ModelSpec | str | None = None,
+    *,
+    gpu: GpuSpec | str | None = None,
+    engine: str | None = None,
+    **settings: Any,
 ) -> Plan:
     """What a deployment holds, and whether it fits.
 
     Args:
         model: a `ModelSpec`, a catalog id, a hub name, the path of a model file or folder, or an engine's
-            own command line (or a file that starts one), over which the other arguments go.
+            own command line (or a file that starts one), over which the other arguments go. None: the
+            model that ``from_log`` names.
         gpu: a `GpuSpec`, a catalog id or alias, the path of a GPU file, or None for the cache's own
             figures alone.
         engine: a name of `kvplan.engines.ENGINES`, or ``name@version``; None: vllm, or the command line's.
         **settings: the flags of ``kvplan plan`` with underscores (``max_model_len=32768``,
-            ``tensor_parallel_size=4``, ``kv_cache_dtype="fp8"``, ``concurrency=16``); what is left
-            out takes the engine's default. Sizes are bytes, lengths are tokens.
+            ``tensor_parallel_size=4``, ``kv_cache_dtype="fp8"``, ``gpu_memory=80 * 2**30``); what is left
+            out takes the engine's default. Sizes are bytes, lengths tokens, times seconds; sizes of a
+            GPU, rates and times also text as on the command line (``"80GiB"``, ``"40ms"``).
 
     Raises:
         KvplanError: nothing could be answered; ``str(error)`` says why in one line, ``error.hint``
             what to change.
     """
-    from kvplan.deployment import find_deployment
+    from kvplan.deployment import find_deployment, of_log, of_model
 
-    if isinstance(gpu, str):
-        gpu = find_gpu(gpu)
     if engine is not None and not isinstance(engine, str):
         raise InputError(f"{engine!r:.60} is not the name of an engine", hint="pass a name such as vllm")
-    for value, classes in ((model, ("ModelSpec", "GgufModelSpec", "str")), (gpu, ("GpuSpec", "NoneType"))):
-        if type(value).__name__ not in classes:
+    logged = settings.get("from_log") is not None
+    for value, classes in (
+        (model, ("ModelSpec", "GgufModelSpec", "str", "NoneType")),
+        (gpu, ("GpuSpec", "str", "NoneType")),
+    ):
+        if type(value).__name__ not in classes or (value is model and value is None and not logged):
             raise InputError(f"{value!r:.60} is no {classes[0]}", hint=f"pass a name, a path or a {classes[0]}")
-    if not isinstance(model, str):
-        return plan_deployment(model, gpu, engine or DEFAULT_ENGINE, settings)
-    given = {**settings, "engine": engine} if engine is not None else settings
-    found = find_deployment(model, given)
-    return (found._replace(gpu=gpu) if gpu is not None else found).plan()
+    given = _read({**settings, "gpu": gpu, "engine": engine})
+    if model is not None and not isinstance(model, str):
+        if logged:
+            raise InputError("goes with a model's name", where="from_log", hint="pass its name, or leave it out")
+        return of_model(model, given).plan()
+    return (of_log(model, given) if logged or model is None else find_deployment(model, given)).plan()
+
+
+def _read(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that are given, with text read where a number has a unit.
+
+    Raises:
+        InputError: a text that cannot be read, a size that is no whole number, a path that is none.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name, value in given.items():
+        if name in AS_TEXT and isinstance(value, str):
+            given[name] = READERS[AS_TEXT[name]](value, flag_name(name))
+        elif name in ("gpu_memory", "gpu_bandwidth"):
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or value % 1:
+                hint = f'pass bytes, or text such as "{"80GiB" if name == "gpu_memory" else "3350GB/s"}"'
+                raise InputError(f"{value!r:.40} is not a number of bytes", where=flag_name(name), hint=hint)
+            given[name] = int(value)
+        elif name in ("calibration", "from_log"):
+            if not isinstance(value, str | PathLike):
+                raise InputError(f"{value!r:.40} is not a path", where=flag_name(name), hint="pass the path of a file")
+            given[name] = str(value)
+    return given

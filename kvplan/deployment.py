@@ -63,13 +63,33 @@ def find_deployment(text: str, given: dict[str, Any]) -> Deployment:
     given = dict(given)
     command = find_command(text)
     if command is not None:
+        if "allow_long_max_model_len" not in command.settings:
+            _allow_long(given, given.get("engine") or command.engine)
         return of_command(command, given)
-    engine = given.pop("engine", DEFAULT_ENGINE)
-    if engine.partition("@")[0] == "vllm" and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
-        given["allow_long_max_model_len"] = True
-    gpu = _gpu(given, None)
     read = {key: given.pop(key) for key in ("assume", "hub") if key in given}
-    return Deployment(find_model(text, **read, weights=given.get("weights")), gpu, engine, given)
+    return of_model(lambda: find_model(text, **read, weights=given.get("weights")), given)
+
+
+def of_model(model: ModelSpec | Callable[[], ModelSpec], given: dict[str, Any]) -> Deployment:
+    """The deployment of a model with the flags alone.
+
+    Args:
+        model: itself, or what looks it up once the flags are read.
+
+    Raises:
+        KvplanError: there is no such model, GPU or engine.
+    """
+    given = dict(given)
+    engine = given.pop("engine", DEFAULT_ENGINE)
+    _allow_long(given, engine)
+    gpu = _gpu(given, None)
+    return Deployment(model() if callable(model) else model, gpu, engine, given)
+
+
+def _allow_long(given: dict[str, Any], engine: str) -> None:
+    """What vLLM reads from its environment: VLLM_ALLOW_LONG_MAX_MODEL_LEN lifts the limit of a model's length."""
+    if engine.partition("@")[0] == "vllm" and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
+        given.setdefault("allow_long_max_model_len", True)
 
 
 def of_log(text: str | None, given: dict[str, Any]) -> Deployment:
@@ -112,7 +132,7 @@ def _gpu(given: dict[str, Any], otherwise: str | None) -> GpuSpec | None:
             hint="leave out one of the two",
         )
     name = name or otherwise
-    return override_gpu(find_gpu(name) if name is not None else None, memory, bandwidth)
+    return override_gpu(find_gpu(name) if isinstance(name, str) else name, memory, bandwidth)
 
 
 def of_command(

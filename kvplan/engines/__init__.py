@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kvplan.errors import InputError, UnknownNameError
+from kvplan.errors import InputError, UnknownNameError, printable
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine
@@ -45,6 +45,11 @@ def get_engine(name: str = DEFAULT_ENGINE) -> Engine:
         UnknownNameError: no such engine.
         InputError: not a version, or one this engine's rules are not known for.
     """
+    if "," in name:
+        raise InputError(
+            f"{printable(name, 60)!r} names several engines, where one is asked for", where="--engine",
+            hint=f"name one at a time, {printable(name.partition(',')[0].strip(), 30) or DEFAULT_ENGINE} first",
+        )  # fmt: skip
     base, _, version = name.partition("@")
     if base.strip().lower() == "all":
         raise InputError(

@@ -68,7 +68,8 @@ def read_prices(given: Any) -> dict[str | None, float]:
     if not isinstance(given, tuple | list):
         raise InputError(f"{given!r:.40} is no price", where=FLAG, hint="pass a number, or {name: dollars an hour}")
     found: dict[str | None, float] = {}
-    for name, usd in given:
+    for pair in given:
+        name, usd = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, pair)
         if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 < usd < 1e6:
             raise InputError(f"{usd!r:.40} is no price", where=FLAG, hint="dollars an hour, above 0: 2.5")
         key = _gpu_id(name) if name is not None else None

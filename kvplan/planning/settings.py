@@ -102,7 +102,7 @@ def resolve(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, given: dict[s
         if name not in values and name not in ("defaults", "extra"):
             sources[name] = _OWN
     settings = cut(Settings(**values, extra=extra, defaults=sources))
-    return settings, _check_layout(model, settings) + _check_workload(settings, gpu is None)
+    return settings, _check_layout(model, settings, engine.splits_tensors) + _check_workload(settings, gpu is None)
 
 
 _COUNTERPARTS = {
@@ -126,8 +126,12 @@ def _check_names(engine: Engine, given: dict[str, Any]) -> None:
 def _unknown(engine: Engine, name: str, known: frozenset[str]) -> InputError | UnknownNameError:
     """The error for a setting that an engine does not have: which engines do, and what this one calls it."""
     from kvplan.engines import ENGINES, get_engine
+    from kvplan.engines.vllm.flags import LAYOUT
 
     having = list(dict.fromkeys(e.name for e in map(get_engine, ENGINES) if name in e.settings))
+    short = [option.setting for option in LAYOUT if f"-{name}" in option.flags]
+    if short:
+        return InputError(f"unknown setting {name!r}", where=f"--engine {engine.name}", hint=f"it is {short[0]} here")
     if not having and name not in Settings.__dataclass_fields__ and nearest(name, sorted(known)):
         return UnknownNameError("setting", name, sorted(known), where=f"--engine {engine.name}")
     own = [setting for setting, others in _COUNTERPARTS.items() if name in others and setting in known]
@@ -167,7 +171,7 @@ def _check_range(name: str, value: Any) -> None:
         )
 
 
-def _check_layout(model: ModelSpec, settings: Settings) -> list[str]:
+def _check_layout(model: ModelSpec, settings: Settings, splits: bool) -> list[str]:
     tp, dcp, world = settings.tensor_parallel_size, settings.decode_context_parallel_size, settings.world_size
     if tp % dcp:
         raise UnsupportedError(
@@ -192,7 +196,9 @@ def _check_layout(model: ModelSpec, settings: Settings) -> list[str]:
             hint=f"type --gpus {world}, or a smaller layout",
         )
     if settings.gpus > world:
-        return [f"{settings.gpus - world} of {settings.gpus} GPUs idle: tp x pp x dp uses {world}"]
+        wide, rest = divmod(settings.gpus, world // tp)
+        more = f"; type -tp {wide} to split every layer over all" if splits and not rest else ""
+        return [f"{settings.gpus - world} of {settings.gpus} GPUs idle: tp x pp x dp uses {world}{more}"]
     return []
 
 

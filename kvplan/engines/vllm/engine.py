@@ -13,7 +13,7 @@ from kvplan.engines.vllm.flags import SERVED
 from kvplan.engines.vllm.layout import Layout
 from kvplan.engines.vllm.requests import group_blocks
 from kvplan.engines.vllm.specs import WHOLE, CacheLayer
-from kvplan.engines.vllm.versions import LATEST, RELEASES, Rules, nearest, parse
+from kvplan.engines.vllm.versions import BUDGET_FROM, LATEST, RELEASES, Rules, nearest, parse
 from kvplan.spec.arrays import (
     Number,
     ceiling,
@@ -72,8 +72,9 @@ class Vllm(Engine):
             self.version, warning = nearest(version)
             self.warnings = (warning,) if warning else ()
         self.rules = Rules(self.version)
-        if version and parse(version) < parse(RELEASES[0]):
+        if version and BUDGET_FROM <= parse(version) < parse(RELEASES[0]):
             self.version = ".".join(map(str, parse(version)))  # the budget knows older releases than the paging does
+            self.warnings = (f"the cache of vLLM {self.version} is laid out by the rules of {self.rules.name}",)
         self._laid_out: tuple[ModelSpec, tuple[Any, ...], Layout] | None = None
 
     def changes(self) -> list[Change]:

@@ -22,6 +22,9 @@ LATEST = RELEASES[-1]
 
 Version = tuple[int, int, int]
 
+BUDGET_FROM: Version = (0, 8, 5)
+"""The oldest wheel in which the memory profile was read (`kvplan.engines.vllm.budget_versions`)."""
+
 
 class Change(NamedTuple):
     """A rule that came (or went) with a release."""

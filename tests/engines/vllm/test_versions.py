@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvplan.engines import get_engine
 from kvplan.engines.vllm.versions import CHANGES, LATEST, RELEASES, Rules, nearest, parse
 from kvplan.errors import InputError
 
@@ -38,6 +39,17 @@ def test_a_version_takes_the_latest_rules_that_are_not_newer(text: str, release:
     found, warning = nearest(text)
     assert found == release
     assert (warning is None) is (parse(text) == parse(release))
+
+
+@pytest.mark.parametrize(
+    ("typed", "titled", "said"),
+    [("0.5", "0.11.0", "vLLM 0.5 is not known; the rules of 0.11.0"), ("9.9", "0.33.0", "the rules of 0.33.0 are"),
+     ("0.10.2", "0.10.2", "the cache of vLLM 0.10.2 is laid out by the rules of 0.11.0"), ("0.11.0", "0.11.0", "")],
+)  # fmt: skip
+def test_an_engine_is_called_by_the_release_whose_rules_it_goes_by(typed: str, titled: str, said: str) -> None:
+    engine = get_engine(f"vllm@{typed}")
+    assert engine.version == titled
+    assert said in " ".join(engine.warnings)
 
 
 @pytest.mark.parametrize(
