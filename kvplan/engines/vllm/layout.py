@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.engines.generic import balanced_split
+from kvplan.engines.common import balanced_split
 from kvplan.engines.vllm import speculation
 from kvplan.engines.vllm.backends import (
     BLOCK_SPARSE,
