@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,6 +74,7 @@ def sweep(
     axes = read_axes(vary, ctx.command.flags, given)  # type: ignore[attr-defined]
     asked = figure_names(figure) if figure else []
     lookup = lookup_of(model, given)
+    _look_up_names(lookup, axes)
     check_served(asked, figure or (), axes, given)
     try:
         usual = default_figures(lookup, axes)
@@ -102,6 +104,21 @@ def lookup_of(model: str, given: Mapping[str, Any]) -> Callable[[Mapping[str, An
         return Base(deployment.model, deployment.gpu, deployment.engine, {**deployment.settings, **rest})
 
     return lookup
+
+
+def _look_up_names(lookup: Callable[[Mapping[str, Any]], Any], axes: Sequence[Axis]) -> None:
+    """Every model, GPU and engine once, before the first row is out: a name that is none ends the sweep.
+
+    Raises:
+        KvplanError: such a name, or a file that is no use for any cell.
+    """
+    from kvplan.planning.sweep import REFUSALS
+
+    first = {a.setting: a.values[0] for a in axes if a.setting in _FOUND_BY}
+    for axis in axes:
+        for value in axis.values if axis.setting in _FOUND_BY else ():
+            with suppress(*REFUSALS):  # of cells, in which they are shown
+                lookup({k: v for k, v in {**first, axis.setting: value}.items() if v is not None})
 
 
 def check_served(figures: Sequence[str], typed: Sequence[str], axes: Sequence[Axis], given: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ BLOCK = 1 << 16
 _LENGTH, _SHARED = "max_model_len", "shared_prefix_tokens"
 _EXACT, _WIDE = 1 << 53, 1 << 62
 """Up to where float64 divides integers exactly, and int64 holds a product with room to spare."""
-_Refusal = (InputError, UnsupportedError)
+REFUSALS = (InputError, UnsupportedError)
 
 
 class Base(NamedTuple):
@@ -126,7 +126,7 @@ class Sweep:
                 _check_names(engine, base.settings)
                 if chosen.get(ATTENTION):
                     base = base._replace(model=with_attention(base.model, chosen[ATTENTION]))
-            except _Refusal as error:
+            except REFUSALS as error:
                 yield from self._refused(shown, sizes, cells, str(error))
                 continue
             yield from self._sizes(_Setup(base, engine, base.settings, shown), sizes, cells)
@@ -159,7 +159,7 @@ class Sweep:
                 case = (
                     case_of(prepared, settings, setup.fixed | chosen) if served else Case(prepared, settings, settings)
                 )
-            except _Refusal as error:
+            except REFUSALS as error:
                 yield Block((), shown, dict.fromkeys(self.figures, NOTHING), Column(str(error)))
                 continue
             yield Block((), shown, {n: FIGURES[n].read(case) for n in self.figures}, NOTHING, self._limited(case))
@@ -276,7 +276,7 @@ def _segments(
             settings, _ = resolve(setup.base.model, setup.base.gpu, setup.engine, given)
             setup.engine.check(first[0].model, settings, setup.base.gpu)
             return first[0], settings
-        except _Refusal as error:
+        except REFUSALS as error:
             text = str(error).replace("{", "(").replace("}", ")")
             return text.replace(f"{length:,}", "{length}") if length is not None else text
 

@@ -48,7 +48,8 @@ SMALL_MESSAGES: dict[str, tuple[float, float]] = {"nvlink": (0.39, 10.5e-6)}
 """interconnect -> the same for short messages, where NCCL takes a protocol with less latency and less bandwidth (LL,
 LL128; ``src/graph/tuning.cc`` picks the one that it expects to be faster). All-reduce and all-to-all on two H200
 (``docs/validation/two-gpus``), 4 KiB to 256 MiB over each link: the faster of both lines is within 8.2 % of all 36
-medians of the run that it was fitted to and 12.6 % of another's, one line over all within 19 %. More ranks and NVLink multicast were not measured."""
+medians of the run that it was fitted to and 12.6 % of another's, one line over all within 19 %. More ranks and NVLink
+multicast were not measured."""
 INDEX_IN_8_BITS = frozenset({"vllm", "sglang"})
 """Engines that score the index keys of sparse attention in fp8 where a device has such units: DeepGEMM's
 ``fp8_mqa_logits``. Source: vLLM 0.11.0 ``vllm/model_executor/models/deepseek_v2.py`` to 0.33.0
