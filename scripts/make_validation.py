@@ -160,6 +160,18 @@ def model_lines() -> Iterator[str]:
         yield f"| {what} | {len(found.now)} | {' | '.join(f'{100 * figure:.1f}' for figure in figures)} |"
 
 
+def shape_lines() -> Iterator[str]:
+    """Attention of other models at 64 x 4096, as a share of each receipt's own read ceiling."""
+    yield "| model, 64 x 4096, % of the ceiling | bf16 | fp8 | int8 | int4 |"
+    yield "| --- | --- | --- | --- | --- |"
+    for path in sorted((FOLDER / "models").glob("*.json")):
+        receipt = json.loads(path.read_text(encoding="utf-8"))
+        rows = {row["name"]: row["measured"] for row in receipt["rows"]}
+        shares = [100 * rows[f"{fmt}, 64 x 4096"] / rows["read ceiling"] for fmt in FORMATS]
+        quick = ", quick run" if receipt["inputs"]["quick"] else ""
+        yield f"| {receipt['inputs']['model']}{quick} | {' | '.join(f'{share:.0f}' for share in shares)} |"
+
+
 def memory_lines(receipts: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Every kind and format, and the card filled to the last block."""
     yield "| model | rows judged | exact | off |"
@@ -221,7 +233,15 @@ def read(folder: str, pattern: str) -> dict[str, dict[str, Any]]:
 def pages() -> dict[Path, str]:
     """Page -> its text, the generated lines from the receipts."""
     made = {
-        "h200-decode.md": [*lines(list(read("", RECEIPTS).values())), "", *whole_runs(), "", *model_lines()],
+        "h200-decode.md": [
+            *lines(list(read("", RECEIPTS).values())),
+            "",
+            *whole_runs(),
+            "",
+            *model_lines(),
+            "",
+            *shape_lines(),
+        ],
         "h200-memory.md": memory_lines(read("memory", "*.json")),
         "h200-two-gpus.md": two_gpu_lines(read("two-gpus", "*.json")),
     }

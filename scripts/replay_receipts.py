@@ -106,8 +106,12 @@ def replay(receipt: dict[str, Any]) -> Replay:
 
 
 def receipts() -> dict[str, dict[str, Any]]:
-    """Published receipts of whole steps by file name: of one GPU, in one process."""
+    """Published receipts of whole steps by file name: of one GPU, in one process.
+
+    Those named ``-attention`` were made before experts had rows of their own: nothing says what their products took.
+    """
     paths = [*FOLDER.glob("h200-*.json"), *(FOLDER / "models").glob("*.json")]
+    paths = [path for path in paths if not path.stem.endswith("-attention")]
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(paths)}
 
 
