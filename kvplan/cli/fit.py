@@ -151,10 +151,10 @@ def _ask(own: dict[str, Any], deployment: Deployment) -> tuple[Ask, list[str]]:
 def _engines(names: tuple[str, ...]) -> tuple[str, ...]:
     """The engines that were asked for; ``all`` are those that serve."""
     from kvplan.engines import get_engine
-    from kvplan.planning.fit.candidates import RUNS_ON
+    from kvplan.planning.fit.candidates import serving
 
     if [name.lower() for name in names] == ["all"]:
-        return tuple(RUNS_ON)
+        return serving()
     for name in names:
         get_engine(name)
     return names

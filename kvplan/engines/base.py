@@ -7,7 +7,7 @@ hold?* is integer arithmetic and exact.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -34,7 +34,7 @@ class Settings(Shown):
     gpus: int = 1
     """GPUs of the whole deployment; those beyond tp x pp x dp idle."""
     max_model_len: int = 0
-    """Longest request in tokens. 0 while it is being fitted to the memory."""
+    """Longest request in tokens; `kvplan.planning.settings.FIT` while it is being fitted to the memory."""
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float = 1.0
@@ -226,6 +226,16 @@ class Engine:
     """Whether the cache takes what the budget leaves; if not, it takes what its settings lay out."""
     splits_tensors: bool = True
     """Whether tensor parallelism exists; if not, advice deals whole layers over more GPUs."""
+    lays_out_pool: bool = True
+    """Whether a pool is laid out at start; if not, it starts wherever one longest request holds."""
+    runs_on: frozenset[str] | None = None
+    """Vendors it has a backend or a maintained plug-in for, by its own list of supported hardware; None: all."""
+    alike_by_generation: bool = False
+    """Whether it looks at no more of a device than its link, vendor and generation, once settings are chosen: devices
+    that have these in common are then planned at once (`kvplan.planning.fit.screen`)."""
+    unpacks_fp8: ClassVar[Mapping[str, float]] = {}
+    """What is stored in fp8 (``weights``, ``cache``, ``latent``) -> compute capability from which NVIDIA's devices
+    without fp8 units unpack it."""
     array_settings: frozenset[str] = frozenset()
     """Settings that `budget_bytes`, `request_bytes`, `pool`, `requests_at`, `holds` and `shared_prefix_tokens`
     take as NumPy arrays too, whose shapes broadcast; nothing else depends on them, except on ``max_model_len``

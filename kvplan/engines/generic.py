@@ -20,6 +20,7 @@ class Generic(Engine):
     name = "generic"
     version = "1"
     summary = "arithmetic alone: no paging, no activations, no overhead"
+    alike_by_generation = True
     policies = (("budget", "all that the weights leave"), ("cache", "bytes of the tokens, rounded nowhere"))
     smaller_kv_formats = ("fp8", "nvfp4")
     array_settings = ARRAY_SETTINGS

@@ -35,6 +35,7 @@ class LmStudio(LlamaCpp):
     name = "lmstudio"
     version = VERSION
     summary = "llama.cpp with four predictions in one cache of the context length"
+    runs_on = frozenset({"nvidia", "amd", "intel", "apple"})
     policies: ClassVar[tuple[tuple[str, str], ...]] = (
         ("budget", "as llama.cpp; the context is always given, so nothing shrinks it"),
         ("cache", "contextLength cells that predictions share, or as many for each (useUnifiedKvCache off)"),

@@ -52,6 +52,7 @@ class Ollama(LlamaCpp):
     name = "ollama"
     version = VERSION
     summary = "llama-server with a context per slot; context and batch by memory where left out"
+    runs_on = frozenset({"nvidia", "amd", "apple"})
     policies = (
         ("budget", "as llama.cpp; -c is always given, so nothing shrinks it"),
         ("cache", "num_ctx for every slot: slots multiply the cache"),

@@ -166,7 +166,7 @@ def _same_cache_everywhere(model: ModelSpec, gpu: GpuSpec | None, engine: Engine
 
 def _copies(model: ModelSpec, tp: int) -> int:
     """Ranks of a tensor parallel group that hold the same cache, in the layers where they are fewest."""
-    heads = [1 if m.kind == "mla" else s.heads for _, m in model.mixers() for s in m.streams() if s.role in ("k", "v")]
+    heads = [s.heads for _, m in model.mixers() for s in m.streams() if s.role in ("k", "v")]
     if tp < 2 or not heads:
         return 1
     return max(1, tp // max(heads))

@@ -6,6 +6,7 @@ is taken, of as many tokens as the plan finds.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings
     from kvplan.engines.vllm.layout import Layout
     from kvplan.planning.evaluate import Outcome
+    from kvplan.spec.model import ModelSpec
 
 RESERVES_PROMPT = (0, 19, 0)
 """The vLLM release from which a request is admitted only where its whole prompt fits
@@ -34,6 +36,8 @@ MARKS = (0, 29, 0)
 (``vllm/config/cache.py``, ``prefix_cache_retention_interval``)."""
 _MOST_UNITS = 64
 """Of a token, beyond which a coarser unit is taken."""
+_LONG = 1 << 16
+"""Tokens of a prefix that is longer than any engine's block."""
 DEFAULT_SEQUENCES = 256
 """Where an engine has no limit of sequences that the plan knows."""
 
@@ -139,7 +143,7 @@ def _pool(engine: Engine, settings: Settings, outcome: Outcome) -> tuple[Shape, 
         return _of_bytes(engine, settings, outcome)
     size = pool.block_size or 1
     step = max(engine.request_bytes(s, settings, 2 * size) - engine.request_bytes(s, settings, size) for s in stages)
-    span = size if _caches(engine, settings) else 0
+    span = size if _caches(engine, stages[0].spec, settings) else 0
     blocks = max(1, pool.kv_tokens // size)
     return Shape((size,), span=span, reserve_prompt=True), blocks, size, step
 
@@ -169,7 +173,7 @@ def _of_bytes(engine: Engine, settings: Settings, outcome: Outcome) -> tuple[Sha
     if slope + sum(bends.values()) > _MOST_UNITS * unit:
         unit = slope or min(bends.values())
     windows = tuple(Window(1, w, w, w) for w, b in bends.items() for _ in range(-(-b // unit)))
-    span = 1 if slope and _caches(engine, settings) else 0
+    span = 1 if slope and _caches(engine, stage.spec, settings) else 0
     shape = Shape((1,) * (slope // unit), windows, -(-states // unit), span)
     if unit <= 0 or abs(shape.blocks(longest) * unit - need(longest)) > 0.02 * need(longest):
         raise UnsupportedError(
@@ -178,9 +182,10 @@ def _of_bytes(engine: Engine, settings: Settings, outcome: Outcome) -> tuple[Sha
     return shape, have // unit, 1, unit
 
 
-def _caches(engine: Engine, settings: Settings) -> bool:
-    """Whether an engine other than vLLM keeps prefixes."""
-    return settings.enable_prefix_caching and engine.name in ("sglang", "tensorrt-llm", "generic")
+def _caches(engine: Engine, model: ModelSpec, settings: Settings) -> bool:
+    """Whether an engine keeps prefixes: it would hold part of a long one once."""
+    long = replace(settings, shared_prefix_tokens=_LONG, prompt_tokens=_LONG + 1)
+    return settings.enable_prefix_caching and engine.shared_prefix_tokens(model, long) > 0
 
 
 def _block_tokens(laid: Layout) -> int:

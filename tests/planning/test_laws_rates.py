@@ -12,7 +12,7 @@ from kvplan.engines import get_engine
 from kvplan.planning.evaluate import evaluate
 from kvplan.planning.settings import resolve
 from kvplan.planning.speed import decode, speculation
-from kvplan.planning.speed.constants import ATTENTION_SHARE, ENGINES, LINKS, READ_SHARE
+from kvplan.planning.speed.constants import ATTENTION_SHARE, LINKS, READ_SHARE, REPORTED
 from kvplan.planning.speed.decode import Layout
 from kvplan.planning.speed.figures import Setup, setup
 from kvplan.planning.speed.profile import Lengths, passed, profile
@@ -81,9 +81,9 @@ def test_rates_of_a_datasheet() -> None:
     assert rates(replace(h200, bandwidth_bytes_per_second=None), "generic", bf16, bf16) is None
 
 
-@pytest.mark.parametrize(("engine", "vendor"), sorted(ENGINES))
+@pytest.mark.parametrize(("engine", "vendor"), sorted(REPORTED))
 def test_shares_of_engines_are_shares_and_bounds_hold_the_point(engine: str, vendor: str) -> None:
-    own = ENGINES[engine, vendor]
+    own = REPORTED[engine, vendor]
     for share in (own.read_share, own.prefill_share, own.matvec_share, own.naive_share):
         assert share is None or 0 < share <= 1
     assert 0 < own.low < 1 < own.high

@@ -44,6 +44,7 @@ class LlamaCpp(Engine):
     name = "llama.cpp"
     version = "0.5.0"
     summary = "caches laid out whole at start, in cells of 256; a context shared by slots"
+    runs_on = frozenset({"nvidia", "amd", "intel", "apple", "huawei"})
     policies: ClassVar[tuple[tuple[str, str], ...]] = (
         ("budget", "none: the settings' caches are laid out, or the start fails; --fit shrinks a context not given"),
         ("cache", "cells rounded up to 256; -c is a total that slots share out, or one pool for all (-kvu)"),

@@ -54,6 +54,8 @@ class Mlx(SequenceEngine):
     version = "0.32.2"
     versions = ("0.32.2",)
     summary = "caches that grow by 256 slots; rotating for windows; prompts in chunks of 2,048"
+    runs_on = frozenset({"apple"})
+    lays_out_pool = False
     policies = (
         ("budget", "the working set that Metal recommends: a warning, no limit"),
         ("cache", "grows by 256 slots for the whole batch, padded to its longest prompt"),

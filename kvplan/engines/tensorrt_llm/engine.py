@@ -51,6 +51,7 @@ class TensorRtLlm(VersionedEngine):
     version = "1.3"
     versions = ("1.3",)
     summary = "blocks of 32 tokens; a share of what a trial run leaves free; equal pools per window"
+    runs_on = frozenset({"nvidia"})
     policies = (
         ("budget", "what a trial run of max_num_tokens leaves of the device, x free_gpu_memory_fraction"),
         ("cache", "blocks of 32 tokens; the fewest of any rank count"),

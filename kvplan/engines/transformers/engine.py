@@ -45,6 +45,8 @@ class Transformers(SequenceEngine):
     version = "5.24.0"
     versions = ("4.57.6", "5.24.0")
     summary = "a tensor per layer and sequence: growing by concatenation, static, or quantised with a residual"
+    runs_on = frozenset({"nvidia", "amd", "intel", "apple", "google", "aws", "huawei"})
+    lays_out_pool = False
     policies = (
         ("budget", "none: the cache grows with the batch until memory ends"),
         ("cache", "a tensor per layer, concatenated anew at each step: one layer is there twice"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvplan.engines.base import ARRAY_SETTINGS, Engine, Pool, Settings, Speculation, Stage, Term
 from kvplan.engines.common import balanced_split
@@ -45,6 +45,13 @@ class Vllm(Engine):
     version = LATEST
     versions = RELEASES
     summary = "paged blocks of 16 tokens; a share of the whole device, profiled at start"
+    runs_on = frozenset({"nvidia", "amd", "intel", "google", "aws", "huawei"})
+    alike_by_generation = True
+    unpacks_fp8: ClassVar = {"weights": 7.5, "cache": 8.0}
+    """Marlin multiplies fp8 weights from 7.5 on, FlashInfer reads fp8 caches of K and V from 8.0 on; Triton's kernels,
+    all that is left for latent rows there, refuse them below 8.9. Source: vLLM 0.33.0
+    ``vllm/model_executor/kernels/linear/scaled_mm/marlin.py``, ``vllm/v1/attention/backends/`` (``flashinfer.py``,
+    ``triton_attn.py``, ``mla/triton_mla.py``)."""
     policies = (
         ("budget", "total x gpu_memory_utilization, less weights, the peak of a trial run, and graphs since 0.20"),
         ("cache", "one pool of blocks of one size for all layers, in groups; the fewest blocks of any rank count"),

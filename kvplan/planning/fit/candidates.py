@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.cache.sharding import legal_sizes
+from kvplan.engines import DEFAULT_ENGINE, distinct, get_engine
 from kvplan.planning.speed.rates import compute_key
 from kvplan.spec.ffn import MoeFfn
 from kvplan.spec.formats import get_format
@@ -15,31 +17,12 @@ if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-RUNS_ON: dict[str, frozenset[str]] = {
-    "vllm": frozenset({"nvidia", "amd", "intel", "google", "aws", "huawei"}),
-    "sglang": frozenset({"nvidia", "amd", "intel", "google", "huawei"}),
-    "tensorrt-llm": frozenset({"nvidia"}),
-    "exllamav3": frozenset({"nvidia"}),
-    "mlx": frozenset({"apple"}),
-    "llama.cpp": frozenset({"nvidia", "amd", "intel", "apple", "huawei"}),
-    "ollama": frozenset({"nvidia", "amd", "apple"}),
-    "lmstudio": frozenset({"nvidia", "amd", "intel", "apple"}),
-    "transformers": frozenset({"nvidia", "amd", "intel", "apple", "google", "aws", "huawei"}),
-}
-"""engine -> vendors it has a backend or a maintained plug-in for, by the engines' own lists of supported hardware."""
 USUAL = {"apple": "mlx"}
-"""vendor -> the engine that is tried if none is asked for; vLLM elsewhere."""
+"""vendor -> the engine that is tried if none is asked for; the default engine elsewhere."""
 SIZES = (1, 2, 4, 8)
 """Tensor parallel sizes and pipeline stages that are tried, as far as they divide the model."""
 REPLICAS = (2, 4, 8, 16)
 """Data-parallel replicas that share the experts."""
-_FP8_UNPACKED = {("vllm", "weights"): 7.5, ("vllm", "cache"): 8.0}
-"""(engine, what is stored in fp8) -> compute capability from which NVIDIA devices without fp8 units unpack it.
-
-vLLM: Marlin multiplies fp8 weights from 7.5 on, FlashInfer reads fp8 caches of K and V from 8.0 on; Triton's kernels,
-all that is left for latent rows there, refuse them below 8.9. Source: vLLM 0.33.0
-``vllm/model_executor/kernels/linear/scaled_mm/marlin.py``, ``vllm/v1/attention/backends/`` (``flashinfer.py``,
-``triton_attn.py``, ``mla/triton_mla.py``)."""
 MOST_RANKS = 64
 """Of one copy of the model."""
 
@@ -113,7 +96,7 @@ def _shared(
 
 def _heads(model: ModelSpec) -> int:
     """KV heads that ranks can share, in the layers that have most; latent rows are one."""
-    return max((1 if m.kind == "mla" else s.heads for _, m in model.mixers() for s in m.streams()), default=1)
+    return max((s.heads for _, m in model.mixers() for s in m.streams()), default=1)
 
 
 def has_experts(model: ModelSpec) -> bool:
@@ -124,14 +107,25 @@ def has_experts(model: ModelSpec) -> bool:
 def engines_for(gpu: GpuSpec, asked: Sequence[str]) -> list[str]:
     """The engines that are tried on a device, with their versions as asked."""
     if not asked:
-        return [USUAL.get(gpu.vendor, "vllm")]
-    return [name for name in asked if runs_on(name.partition("@")[0], gpu)]
+        return [USUAL.get(gpu.vendor, DEFAULT_ENGINE)]
+    return [name for name in asked if runs_on(name, gpu)]
+
+
+@lru_cache(maxsize=64)
+def _engine(name: str) -> Engine:
+    """An engine of which no version is asked; it is loaded once."""
+    return get_engine(name.partition("@")[0])
 
 
 def runs_on(engine: str, gpu: GpuSpec) -> bool:
-    """Whether an engine has a backend for a device; those that are not listed have for all."""
-    vendors = RUNS_ON.get("llama.cpp" if engine == "llamacpp" else engine)
+    """Whether an engine has a backend for a device."""
+    vendors = _engine(engine).runs_on
     return vendors is None or gpu.vendor in vendors or gpu.vendor == "custom"
+
+
+def serving() -> tuple[str, ...]:
+    """All engines that run on some vendor's devices, so not plain arithmetic."""
+    return tuple(name for name in distinct() if _engine(name).runs_on is not None)
 
 
 def weight_formats(model: ModelSpec, engine: Engine, asked: Sequence[str]) -> list[str]:
@@ -161,7 +155,7 @@ def lacks(engine: str, gpu: GpuSpec, name: str, *, cache: bool = False, latent: 
     fmt = get_format(name, use="cache" if cache else "weights")
     capability = float(gpu.compute_capability or 0) if gpu.vendor == "nvidia" else 0.0
     if compute_key(fmt) == "fp8" and not gpu.fp8_flops:
-        least = _FP8_UNPACKED.get((engine, "latent" if latent and cache else "cache" if cache else "weights"))
+        least = _engine(engine).unpacks_fp8.get("latent" if latent and cache else "cache" if cache else "weights")
         return "" if least is not None and capability >= least else "no fp8 units"
     weight_only = not cache and compute_key(fmt) == "16" and fmt.mean_bits(32, 128) < 8
     if weight_only and 0 < capability < 7.5:

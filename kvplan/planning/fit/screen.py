@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-_SHARING = frozenset({"vllm", "generic"})
-"""Engines that look at no more of a device than `Screen._keys` does, once its settings are chosen."""
 _TOLD_APART = frozenset({"nvidia", "amd", "custom"})
 """Vendors whose devices these engines know one by one; all others are one kind to them."""
 REFUSED, NO_FIGURES, WEIGHTS, CACHE, TARGETS, COPIES, LIMIT, CARRIES = range(8)
@@ -196,7 +194,7 @@ class Screen:
         found: list[Any] = []
         for row, gpu in enumerate(self.gpus):
             key: Any = row
-            if self.engine.name in _SHARING:
+            if self.engine.alike_by_generation:
                 settings = self._settings(Case(self.name, "auto", "auto", Layout()), gpu)
                 if not isinstance(settings, KvplanError):
                     vendor = gpu.vendor if gpu.vendor in _TOLD_APART else ""
@@ -207,7 +205,7 @@ class Screen:
         return found
 
     def _resolved(self, case: Case, gpu: GpuSpec, key: Any) -> Settings:
-        """The settings of a case. Engines of `_SHARING` choose alike for all layouts whose ranks keep whole tokens.
+        """The settings of a case. Engines `alike_by_generation` choose alike for layouts whose ranks keep whole tokens.
 
         Raises:
             KvplanError: it is refused.
@@ -221,7 +219,7 @@ class Screen:
                 gpus=case.layout.world,
             )  # fmt: skip
         settings, _ = resolve(self.model, gpu, self.engine, self.given | case.settings())
-        if key is not None and plain and self.engine.name in _SHARING:
+        if key is not None and plain and self.engine.alike_by_generation:
             self._chosen[known] = settings
         return settings
 
@@ -310,7 +308,7 @@ class Screen:
         spent: dict[Any, tuple[int, int]] = {}
         keys = [_stage_key(stage) for stage in stages]
         for key, stage in zip(keys, stages, strict=True):
-            if key not in spent or engine.name not in _SHARING:
+            if key not in spent or not engine.alike_by_generation:
                 beside = sum(t.bytes for t in engine.terms(stage, structure.model, settings, gpu))
                 spent[key] = weights_term(stage.weights_bytes, structure.weights).bytes, beside
         held = self._bytes[rows]
@@ -329,12 +327,12 @@ class Screen:
         found: dict[Any, int] = {}
         keys = [_stage_key(stage) for stage in structure.stages]
         for key, stage in zip(keys, structure.stages, strict=True):
-            if key not in found or self.engine.name not in _SHARING:
+            if key not in found or not self.engine.alike_by_generation:
                 found[key] = int(self.engine.start_bytes(stage, settings))
         return [found[key] for key in keys]
 
     def _starts(self, structure: Structure, settings: Settings, kv: tuple[int, ...]) -> bool:
-        if self.engine.name in _BY_BYTES:
+        if not self.engine.lays_out_pool:
             pairs = zip(structure.stages, kv, strict=True)
             return all(self.engine.start_bytes(stage, settings) <= have for stage, have in pairs)
         pool = self.engine.pool(structure.stages, settings, kv)
@@ -359,10 +357,6 @@ class Screen:
                 starts = starts & pool.starts if not pool.refusal else starts & False
         count = engine.requests_at(stages, settings, tuple(kv), settings.request_tokens)
         return numpy.where(starts, numpy.minimum(count, settings.max_num_seqs or 1 << 20), 0)
-
-
-_BY_BYTES = frozenset({"mlx", "transformers"})
-"""Engines that start wherever one longest request holds: they grow as requests do, and lay out no pool."""
 
 
 def measured_of(ask: Ask, gpus: Sequence[GpuSpec]) -> dict[str, Calibration]:

@@ -50,7 +50,10 @@ LL128; ``src/graph/tuning.cc`` picks the one that it expects to be faster). All-
 (``docs/validation/two-gpus``), 4 KiB to 256 MiB over each link: the faster of both lines is within 8.2 % of all 36
 medians of the run that it was fitted to and 12.6 % of another's, one line over all within 19 %. More ranks and NVLink
 multicast were not measured."""
-INDEX_IN_8_BITS = frozenset({"vllm", "sglang"})
+INDEX_IN_8_BITS = {
+    "vllm": True, "sglang": True, "tensorrt-llm": False, "transformers": False, "mlx": False, "exllamav3": False,
+    "llama.cpp": False, "ollama": False, "lmstudio": False, "generic": False,
+}  # fmt: skip
 """Engines that score the index keys of sparse attention in fp8 where a device has such units: DeepGEMM's
 ``fp8_mqa_logits``. Source: vLLM 0.11.0 ``vllm/model_executor/models/deepseek_v2.py`` to 0.33.0
 ``vllm/model_executor/layers/sparse_attn_indexer.py``; SGLang
@@ -125,7 +128,7 @@ _LIKE_VLLM = _VLLM._replace(
 """No report makes nothing faster than those of which there are some; the kernels' own rates lie within the bounds."""
 _OTHER = EngineRates(low=0.5, high=1.3, source="kernel rates of one H200; no report of this device was used")
 
-ENGINES: dict[tuple[str, str], EngineRates] = {
+REPORTED: dict[tuple[str, str], EngineRates] = {
     ("generic", "nvidia"): EngineRates(low=0.8, high=1.15, reported=True, source="kernel rates of one H200, no engine"),
     ("vllm", "nvidia"): _VLLM,
     ("llama.cpp", "nvidia"): _LLAMA_CPP,
@@ -143,8 +146,12 @@ ENGINES: dict[tuple[str, str], EngineRates] = {
     ),
 }  # fmt: skip
 """(engine, device family) -> constants."""
-_BARE = frozenset({"generic", "llama.cpp", "ollama", "lmstudio", "transformers"})
-"""Engines that have the kernels' own rates on devices beyond `ENGINES`: they are none, or no servers of vLLM's kind."""
+ELSEWHERE: dict[str, EngineRates] = {
+    **dict.fromkeys(("vllm", "sglang", "tensorrt-llm", "exllamav3", "mlx"), _LIKE_VLLM),
+    **dict.fromkeys(("generic", "llama.cpp", "ollama", "lmstudio", "transformers"), _OTHER),
+}
+"""engine -> constants on devices beyond `REPORTED`: what vLLM makes of them; the kernels' own rates where the engine is
+none, or no server of vLLM's kind. Every engine has a row."""
 
 
 def engine_rates(engine: str, vendor: str, version: str = "") -> EngineRates:
@@ -155,4 +162,4 @@ def engine_rates(engine: str, vendor: str, version: str = "") -> EngineRates:
     family = vendor.lower()
     if engine == "llama.cpp" and family == "nvidia" and version[:1] == "b" and version[1:].isdigit():
         return _LLAMA_CPP_2024 if int(version[1:]) < _GRAPHS_FROM else _LLAMA_CPP
-    return ENGINES.get((engine, family)) or (_OTHER if engine in _BARE else _LIKE_VLLM)
+    return REPORTED.get((engine, family)) or ELSEWHERE[engine]

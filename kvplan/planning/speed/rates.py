@@ -182,7 +182,7 @@ def rates(
     if calibration is not None:
         bounds, prefill = calibration.bounds(*bounds), calibration.bounds(*prefill)
     share = stated.ATTENTION_COMPUTE_SHARE / stated.MATMUL_SHARE["16"]
-    wide, eight = dense_flops(gpu, "16"), gpu.fp8_flops if engine in stated.INDEX_IN_8_BITS else None
+    wide, eight = dense_flops(gpu, "16"), gpu.fp8_flops if stated.INDEX_IN_8_BITS[engine] else None
     return Rates(
         weight_bandwidth=weight, attention_bandwidth=attention, matmul_flops=matmul,
         attention_flops=share * device.wide if device.wide else None,

@@ -12,7 +12,7 @@ from kvplan import load_gpu, load_model, plan
 from kvplan.errors import InputError, KvplanError, UnsupportedError
 from kvplan.planning.fit.misses import _apart
 from kvplan.planning.fit.search import fit
-from kvplan.planning.speed.constants import ENGINES, engine_rates
+from kvplan.planning.speed.constants import REPORTED, engine_rates
 
 from ..test_calibration import calibration, figure
 from .test_fit import ask
@@ -102,7 +102,7 @@ def test_formats_left_out_are_listed_with_the_reason_and_tried_where_they_are_as
 
 def test_an_engine_without_reports_is_no_faster_than_with_them() -> None:
     """Bounds are wider, and hold what the kernels alone would reach."""
-    vllm = ENGINES["vllm", "nvidia"]
+    vllm = REPORTED["vllm", "nvidia"]
     for engine, vendor in (("vllm", "amd"), ("vllm", "google"), ("sglang", "nvidia"), ("tensorrt-llm", "nvidia")):
         own = engine_rates(engine, vendor)
         assert (own.read_share, own.step_seconds) == (vllm.read_share, vllm.step_seconds)
