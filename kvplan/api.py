@@ -71,16 +71,16 @@ def plan(
             what to change.
     """
     from kvplan.deployment import find_deployment, of_log, of_model
+    from kvplan.spec.gpu import GpuSpec
+    from kvplan.spec.model import ModelSpec
 
     if engine is not None and not isinstance(engine, str):
         raise InputError(f"{engine!r:.60} is not the name of an engine", hint="pass a name such as vllm")
     logged = settings.get("from_log") is not None
-    for value, classes in (
-        (model, ("ModelSpec", "GgufModelSpec", "str", "NoneType")),
-        (gpu, ("GpuSpec", "str", "NoneType")),
-    ):
-        if type(value).__name__ not in classes or (value is model and value is None and not logged):
-            raise InputError(f"{value!r:.60} is no {classes[0]}", hint=f"pass a name, a path or a {classes[0]}")
+    if not isinstance(model, str | ModelSpec) and not (model is None and logged):
+        raise InputError(f"{model!r:.60} is no ModelSpec", hint="pass a name, a path or a ModelSpec")
+    if not isinstance(gpu, str | GpuSpec | None):
+        raise InputError(f"{gpu!r:.60} is no GpuSpec", hint="pass a name, a path or a GpuSpec")
     given = _read({**settings, "gpu": gpu, "engine": engine})
     if model is not None and not isinstance(model, str):
         if logged:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from kvplan import load_gpu, load_model, plan
 from kvplan.api import AS_TEXT
 from kvplan.cli import flags
 from kvplan.errors import InputError, KvplanError
+from kvplan.spec.gpu import GpuSpec
+from kvplan.spec.model import ModelSpec
 from kvplan.units import GIB
 
 LOG = Path(__file__).parent / "data/logs"
@@ -79,3 +81,35 @@ def test_short_names_are_answered_with_the_long_ones(short: str, name: str) -> N
     with pytest.raises(KvplanError) as error:
         plan("qwen3-32b", **{short: 2})
     assert error.value.hint == f"it is {name} here"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MyModel(ModelSpec):
+    """Somebody's own."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MyGpu(GpuSpec):
+    """Somebody's own."""
+
+
+def copied(cls: Any, spec: Any) -> Any:
+    return cls(**{field.name: getattr(spec, field.name) for field in fields(cls) if field.init})
+
+
+def test_subclasses_of_specs_are_specs() -> None:
+    model, gpu = load_model("llama-3.1-8b"), load_gpu("h100-sxm")
+    own = plan(copied(MyModel, model), gpu=copied(MyGpu, gpu))
+    assert own.capacity == plan(model, gpu=gpu).capacity
+
+
+@pytest.mark.parametrize("model", [None, 3, b"llama-3.1-8b", ["llama-3.1-8b"]])
+def test_what_is_no_model(model: Any) -> None:
+    with pytest.raises(InputError, match="is no ModelSpec"):
+        plan(model)
+
+
+@pytest.mark.parametrize("gpu", [3, b"h100-sxm", {"id": "h100"}])
+def test_what_is_no_gpu(gpu: Any) -> None:
+    with pytest.raises(InputError, match="is no GpuSpec"):
+        plan("llama-3.1-8b", gpu=gpu)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kvplan.errors import InputError, UnknownNameError, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
@@ -151,30 +153,32 @@ def _unknown_model(name: str) -> UnknownNameError:
     from kvplan.catalog import rules
     from kvplan.catalog._names import MODEL_NAMES, MODELS
 
-    _, key = rules.model_key(name[:100])
-    error = UnknownNameError("model", key, list(dict.fromkeys((*MODELS, *MODEL_NAMES))))
-    near: list[str] = []
-    for hit in error.near:
-        owner = MODEL_NAMES.get(hit, hit)
-        near += [o for o in (owner if isinstance(owner, tuple) else (owner,)) if o not in near]
     more = "`kvplan models list` shows all; a config.json, a .gguf or a YAML spec works too"
-    hint = f"did you mean {', '.join(near[:5])}? {more}" if near else more
-    shown = UnknownNameError("model", name, [], more=hint)
-    shown.near = near[:5]
-    return shown
+    return _unknown("model", name, rules.model_key(name[:100])[1], MODELS, MODEL_NAMES, more, "? ")
 
 
 def _unknown_gpu(name: str) -> UnknownNameError:
     """The nearest accelerators by id, alias or driver name, and the way without any."""
     from kvplan.catalog._names import GPU_NAMES, GPUS
 
-    near: list[str] = []
-    for hit in UnknownNameError("GPU", name, list(dict.fromkeys((*GPUS, *GPU_NAMES)))).near:
-        owner = GPU_NAMES.get(hit, hit)
-        near += [o for o in (owner if isinstance(owner, tuple) else (owner,)) if o not in near]
     more = "describe it with --gpu-memory and --gpu-bandwidth; `kvplan gpus list` shows all"
-    hint = f"did you mean {', '.join(near[:5])}? or {more}" if near else more
-    shown = UnknownNameError("GPU", name, [], more=hint)
+    return _unknown("GPU", name, name, GPUS, GPU_NAMES, more, "? or ")
+
+
+def _unknown(
+    what: str, name: str, key: str, ids: Iterable[str], names: Mapping[str, str | tuple[str, ...]], more: str, then: str
+) -> UnknownNameError:
+    """An error that names the ids whose own or other names are nearest to `key`.
+
+    Args:
+        more: what else can be done, after `then`.
+    """
+    near: list[str] = []
+    for hit in UnknownNameError(what, key, list(dict.fromkeys((*ids, *names)))).near:
+        owner = names.get(hit, hit)
+        near += [o for o in (owner if isinstance(owner, tuple) else (owner,)) if o not in near]
+    hint = f"did you mean {', '.join(near[:5])}{then}{more}" if near else more
+    shown = UnknownNameError(what, name, [], more=hint)
     shown.near = near[:5]
     return shown
 

@@ -128,15 +128,11 @@ def _said(
     values = [shown(kind, v, exact=exact) for v in (value, limit, abs(by))]
     of = _of(rule, limit)
     if held:
-        return f"{name} is {values[0]}{where}, {_within(rule)} {values[1]}{of}"
+        return f"{name} is {values[0]}{where}, within the limit of {values[1]}{of}"
     share = f" ({abs(by) / abs(limit):.1%})" if limit and kind != "share" else ""
     if not by:
         return f"{name} is {values[0]}{where}, {_MISSES[rule.operator]} {values[1]}{of}"
     return f"{name} is {values[0]}{where}, {values[2]}{share} {_MISSES[rule.operator]} {values[1]}{of}"
-
-
-def _within(rule: Rule) -> str:
-    return "within the limit of"
 
 
 def _of(rule: Rule, limit: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from typer.core import TyperOption
 
 from kvplan.cli.app import Verb
+from kvplan.engines import DEFAULT_ENGINE, distinct
 from kvplan.engines import flags as others
 from kvplan.engines.llama_cpp import flags as llama_cpp
 from kvplan.engines.options import Option
@@ -35,8 +36,8 @@ ENGINE = (
         ("--engine",),
         "text",
         "NAME[@VERSION]",
-        "vllm (default), sglang, tensorrt-llm, llama.cpp, ollama, transformers, mlx, exllamav3, generic (arithmetic "
-        "alone); all, or a list, sets them side by side",
+        f"{DEFAULT_ENGINE} (default), {', '.join(n for n in distinct() if n not in (DEFAULT_ENGINE, 'generic'))}, "
+        "generic (arithmetic alone); all, or a list, sets them side by side",
     ),
     Option("weights", ("--weights",), "text", "FORMAT", "storage of the weights (default: what the checkpoint says)"),
 )

@@ -1,7 +1,8 @@
 """Flags as data: what a setting is called on a command line, and how its text is read.
 
-Every table of flags in kvplan is made of `Option`: those of ``kvplan plan`` and its kin, and those of
-the engines, which also serve to read an engine's own command line. Tables live with their engine.
+Every table of flags in kvplan is made of `Option`: those of ``kvplan plan`` and its kin (`kvplan.cli.flags`), those
+that every engine shares (`kvplan.engines.flags`), and those of one engine, which live with it and also serve to read
+its own command line.
 """
 
 from __future__ import annotations

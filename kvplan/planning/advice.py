@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_GPUS = 8
 """Ranks that share a layer in any advice: those of one host, whose link is the one that is modelled."""
+MAX_STAGES = 8
+"""Pipeline stages in any advice: each more makes every request wait for one more hop."""
 _NOT_TYPED = frozenset({"engine", "engine_version", "extra", "defaults"})
 """Fields of `Settings` that are no setting of their own."""
 Try = Callable[..., Outcome | None]
@@ -221,8 +223,8 @@ def _more_gpus(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try)
             value = str(size) + _of_gpus(settings, tried)
             yield Hint("--tensor-parallel-size", value, f"fits on {tried.settings.gpus} GPUs (tp {size})")
             return
-    per_node = max(legal_sizes(model, 8)) if engine.splits_tensors else tp
-    for stages in range(settings.pipeline_parallel_size + 1, min(8, model.num_layers) + 1):
+    per_node = max(legal_sizes(model, MAX_GPUS)) if engine.splits_tensors else tp
+    for stages in range(settings.pipeline_parallel_size + 1, min(MAX_STAGES, model.num_layers) + 1):
         tried = attempt(
             tensor_parallel_size=per_node,
             pipeline_parallel_size=stages,

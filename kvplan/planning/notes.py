@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-LITTLE = 0.8
+WORTHLESS_SHARE = 0.8
 """A format that leaves more than this of a request's bytes is not worth its loss of precision."""
 
 
@@ -201,7 +201,7 @@ def _format_without_effect(model: ModelSpec, gpu: GpuSpec | None, engine: Engine
     except KvplanError:
         return
     for tokens, plain, packed in zip(lengths, *sizes, strict=True):
-        if packed > plain * LITTLE:
+        if packed > plain * WORTHLESS_SHARE:
             saved = f"only {1 - packed / plain:.0%}" if packed < plain else "nothing"
             yield (
                 f"a cache in {small} saves {saved} for requests of {tokens:,} tokens: {gib(packed, 3)} per GPU are "

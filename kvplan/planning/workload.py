@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-LITTLE = "Little's law"
+LITTLES_LAW = "Little's law"
 _SLACK = 1 + 1e-9
 """What rounding may add to a figure that meets its target exactly."""
 QUEUEING = (
@@ -141,7 +141,7 @@ class Traffic:
         state = self._at_rate(profile(found, self.lengths(settings)), self.rate / dp, slots)
         count = max(1, min(ceil(float(state.in_flight)) * dp, slots * dp))
         each = float(state.in_flight / state.requests_per_second)
-        source = f"{LITTLE}: {self.rate:g} requests/s, {each:.3g} s each"
+        source = f"{LITTLES_LAW}: {self.rate:g} requests/s, {each:.3g} s each"
         if not self._carried(state, dp, slots):
             source = f"as many as run at once: {self.rate:g} requests/s are more than are carried"
         settings = replace(settings, concurrency=count, defaults={**settings.defaults, "concurrency": source})
@@ -316,8 +316,8 @@ def check_targets(
     longest = ttft + max(0, settings.output_tokens - 1) * tpot
     if concurrency > rate * longest * _SLACK:
         raise InputError(
-            f"{concurrency:,} requests in flight at {rate:g} a second last {concurrency / rate:.4g} s each ({LITTLE}), "
-            f"and --ttft {ttft:g} with --tpot {tpot:g} allows {longest:.4g} s",
+            f"{concurrency:,} requests in flight at {rate:g} a second last {concurrency / rate:.4g} s each "
+            f"({LITTLES_LAW}), and --ttft {ttft:g} with --tpot {tpot:g} allows {longest:.4g} s",
             where="--concurrency", hint=f"leave it out, or at most --concurrency {max(1, int(rate * longest))}",
         )  # fmt: skip
 

@@ -17,6 +17,8 @@ _VLLM = "vLLM 0.33.0 vllm/v1/kv_cache_interface.py"
 _GGML = "ggml 0.25.3 ggml/src/ggml-common.h"
 _CT = "compressed-tensors (vLLM 0.33.0 vllm/model_executor/layers/quantization/compressed_tensors)"
 _PLAIN = "plain arithmetic: one scale per group"
+_ALL_ROWS = 1 << 40
+"""Rows of a tile that has whatever many rows the matrix has: a scale per column."""
 
 
 def _row(**fields: Any) -> dict[str, Any]:
@@ -261,7 +263,8 @@ def _add_integer_families() -> None:
             *(f"exl3_{m}bpw" for m in (f"{quarters / 4:g}", mean[:-1], mean)),
         }
         FORMATS[f"exl3_{mean}bpw"] = _row(
-            block_elements=32, block_bytes=quarters, tile=(1 << 40, 1), tile_bytes=2, row_scale_bytes=2, use="weights",
+            block_elements=32, block_bytes=quarters, tile=(_ALL_ROWS, 1), tile_bytes=2, row_scale_bytes=2,
+            use="weights",
             aliases=tuple(sorted(n for n in spellings if n != f"exl3_{mean}bpw" and (mean.endswith("0") or mean in n))),
             source="exllamav3 1.6.5 modules/quant/exl3.py: a trellis, and an fp16 sign per input and output",
         )  # fmt: skip
@@ -295,6 +298,11 @@ GGUF_FILES: dict[str, str] = {
 _BARE = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
 
+def _pair(name: str) -> tuple[int, int]:
+    """(elements, bytes of a block) of a row of the table."""
+    return FORMATS[name]["block_elements"], FORMATS[name]["block_bytes"]
+
+
 def _add_gguf() -> None:
     """GGUF tensor types (a block pair each) and file types (a rule over tensor types)."""
     for name, (elements, size) in _GGUF_TYPES.items():
@@ -303,7 +311,7 @@ def _add_gguf() -> None:
             weight_roles=_WITH_TABLES, rest_format="fp32", mix=_BARE.get(name, name), source=_GGML,
         )  # fmt: skip
     for name, base in GGUF_FILES.items():
-        elements, size = _GGUF_TYPES.get(base, (32, 17))
+        elements, size = _GGUF_TYPES[base] if base in _GGUF_TYPES else _pair(base)
         FORMATS[name] = _row(
             block_elements=elements, block_bytes=size, use="weights", weight_roles=_WITH_TABLES, rest_format="fp32",
             mix=name, source="llama.cpp src/llama-quant.cpp; see kvplan.spec.gguf_mix",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.catalog import load_gpu, load_model
+from kvplan.cli import flags
 from kvplan.engines import distinct, get_engine
 from kvplan.planning.evaluate import evaluate, settled
 from kvplan.planning.fit.candidates import runs_on, serving
@@ -49,3 +50,11 @@ def test_the_search_and_the_simulation_name_no_engine(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
         found = re.findall(rf"""[=(\[{{ ,]["']({names})["']""", path.read_text(encoding="utf-8"))
         assert not found, path
+
+
+def test_the_readme_and_the_help_name_every_engine() -> None:
+    """Not by hand: a new engine fails here until the sentence has it."""
+    (sentence,) = re.findall(r"^Engines: .*?;[^;]*;", (ROOT.parent / "README.md").read_text(), re.M | re.S)
+    assert set(re.findall(r"`([a-z0-9.-]+)`", sentence)) == set(distinct())
+    (option,) = [option for option in flags.ENGINE if option.setting == "engine"]
+    assert all(name in re.split(r"[ ,(;]+", option.help) for name in distinct())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.planning.speed import work as of
+from kvplan.planning.speed.constants import SOFTNESS
 from kvplan.planning.speed.rates import Rates, join
 from kvplan.spec.arrays import larger, last_true
 
@@ -141,7 +142,7 @@ def bound(parts: Step, bare: float | None = None) -> str | None:
         return None
     sizes = {"memory": parts.memory, "compute": parts.compute, "communication": parts.communication}
     largest = max(sizes, key=lambda name: float(sizes[name]))
-    if largest == "memory" and bare is not None and parts.memory**3 > 2 * bare**3:  # `join` of two equal times
+    if largest == "memory" and bare is not None and parts.memory > join(bare, bare, SOFTNESS):
         return "compute"
     return largest
 
