@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -261,3 +262,33 @@ def test_weight_rows_add_up(fmt: Format, rows: int, columns: int) -> None:
     assert many >= one
     assert many <= rows * one
     assert isinstance(many, int)
+
+
+STATED = re.compile(r"(?:^|_|bf|fp|int|iq|tq|q|nf|mlx|gptq|kivi|k)(\d+(?:\.\d+)?)(?=bpw|bit|v\d|$|_|m)")
+"""The bits of a code in a format's name: the first number that is no group or version."""
+
+
+def code_bits(name: str) -> float | None:
+    found = STATED.search(name)
+    return float(found[1]) if found else None
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_a_block_holds_its_codes_and_little_besides(name: str) -> None:
+    """Bits of codes as the name states them, and at most two an element for scales and minima: 260 bytes for 32
+    elements of 8 bits would be 57 bits too many."""
+    fmt, bits = get_format(name), code_bits(name)
+    held = 8 * fmt.block_bytes / fmt.block_elements
+    assert 1 <= held <= 32
+    if bits is None:
+        assert held <= 16
+    else:
+        assert 0 <= held - bits <= 2
+
+
+def test_most_names_state_their_bits() -> None:
+    said = [name for name in format_names() if code_bits(name) is not None]
+    assert len(said) > 0.9 * len(format_names())
+    assert [code_bits(name) for name in ("q8_0", "exl3_8", "nvfp4", "turboquant_k8v4", "fp8_ds_mla", "kivi2_g32")] == [
+        8, 8, 4, 8, 8, 2,
+    ]  # fmt: skip
