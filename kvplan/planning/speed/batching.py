@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.planning.speed.profile import passed
-from kvplan.planning.speed.root import root
+from kvplan.planning.speed.solve import root
 from kvplan.spec.arrays import ceiling, choose, is_array, larger, log, smaller
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.planning.speed.batching import Steady, at, seconds_per_token
 from kvplan.planning.speed.profile import some_of
-from kvplan.planning.speed.root import root
+from kvplan.planning.speed.solve import root
 from kvplan.spec.arrays import choose, is_array, larger, log, smaller, whole
 
 if TYPE_CHECKING:

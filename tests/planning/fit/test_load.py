@@ -21,7 +21,7 @@ from kvplan.planning.speed import decode, load, prefill
 from kvplan.planning.speed.batching import at, prefill_share
 from kvplan.planning.speed.figures import Setup, setup
 from kvplan.planning.speed.profile import Lengths, Profile, passed, profile
-from kvplan.planning.speed.root import root
+from kvplan.planning.speed.solve import root
 
 DEPLOYMENTS = {
     "plain": ("llama-3.1-8b", "h100-sxm", {}),
