@@ -57,8 +57,8 @@ Written by `scripts/make_schemas.py` from the code. Every document names its `sc
 added, never changed or taken away. Bytes and tokens are integers, times seconds, rates per second; a figure that does
 not apply is null. The JSON Schemas (draft 2020-12) lie in `docs/schemas/`.
 
-Described where their verb is, with schemas in the same folder: `kvplan.rules/1`, `kvplan.check/1` and `kvplan.diff/1`
-in [check](check.md), `kvplan.validation/1` in [validate](validate.md), `kvplan.calibration/1` in
+Described where their verb is, with schemas in the same folder: `kvplan.rules/1`, `kvplan.check/1`, `kvplan.diff/1`
+and `kvplan.metrics/1` in [check](check.md), `kvplan.validation/1` in [validate](validate.md), `kvplan.calibration/1` in
 [speed](speed.md#calibration).
 """
 

@@ -38,6 +38,8 @@ class Case(NamedTuple):
     warnings: tuple[str, ...]
     command: Mapping[str, str]
     """setting -> the words of the command line or manifest that set it."""
+    unknown: tuple[str, ...] = ()
+    """Its flags that the engine does not have as far as is known."""
 
     @property
     def name(self) -> str:
@@ -75,12 +77,14 @@ class Lookup:
         if declared.source == "model":
             model, gpu, engine, settings, warnings = self._of_model(declared.text, given, defaults)
             typed: Mapping[str, str] = {}
+            unknown: tuple[str, ...] = ()
         else:
             deployment, typed = self._of_command(declared, given, defaults)
             model, gpu, engine, settings = deployment[:4]
             warnings = list(deployment.warnings)
+            unknown = deployment.report.unknown if deployment.report is not None else ()
         rules = tuple(r for r in (*declared.rules, *workload.rules) if not r.workloads or workload.name in r.workloads)
-        return Case(declared, workload, Subject(model, gpu, engine, settings), rules, tuple(warnings), typed)
+        return Case(declared, workload, Subject(model, gpu, engine, settings), rules, tuple(warnings), typed, unknown)
 
     def _of_model(
         self, text: str, given: dict[str, Any], defaults: dict[str, Any]

@@ -107,6 +107,7 @@ def _deployment(
         "defaults": {k: v for k, v in defaults.items() if k not in WORKLOAD},
         "workloads": [_workload(c, w) for c, w, _ in group],
         "warnings": list(warnings),
+        "unknown_flags": list(dict.fromkeys(flag for c, _, _ in group for flag in c.unknown)),
         "figures": [figure for c, w, _ in group for figure in _figures(c, w)] if hashes else [],
         "findings": [_finding(f) for _, _, findings in group for f in findings],
     }
@@ -175,7 +176,7 @@ def _summary(
         "deployments": len(deployments),
         "rules": len(findings),
         "errors": sum(f["level"] == "error" for f in broken) + len(lock),
-        "warnings": sum(f["level"] == "warn" for f in broken),
+        "warnings": sum(f["level"] == "warn" for f in broken) + sum(len(d["unknown_flags"]) for d in deployments),
         "passed": sum(f["status"] == "held" for f in findings),
         "skipped": sum(f["status"] == "skipped" for f in findings),
         "inapplicable": sum(f["status"] == "inapplicable" for f in findings),

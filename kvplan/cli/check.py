@@ -81,7 +81,7 @@ def check(
     try:
         checked = run(path, OPTIONS, environment=os.environ, baseline=before)
     except RuleFileError as error:
-        return _refuse(error.problems)
+        return _refuse(out, error.problems, extra)
     whole = out.format == "json" or write_baseline is not None or any(name == "json" for name, _ in extra)
     result = _result(checked, path, old, strict, lock, whole)
     _write(out, result, extra, write_baseline)
@@ -139,8 +139,19 @@ def _result(
     return to_dict(checked, baseline=old, strict=strict, lock=differing, whole=whole)
 
 
-def _refuse(problems: Sequence[Problem]) -> int:
-    """Every mistake of a file on a line of its own."""
+def _refuse(out: Output, problems: Sequence[Problem], extra: Sequence[tuple[str, str]]) -> int:
+    """Every mistake of a file on a line of its own; where annotations go to a stream, one for each there.
+
+    Args:
+        extra: (format, file) of further reports. Regular files are not touched: there is no result.
+    """
+    files = [file for name, file in ((out.format, out.file or "-"), *extra) if name == "github"]
+    streams = [file for file in files if file == "-" or (os.path.exists(file) and not os.path.isfile(file))]
+    if streams:
+        from kvplan.render.check_github import mistakes
+
+        rows = [(*problem.place, str(problem).removeprefix(f"{problem.place}: ")) for problem in problems[:MAX_SAID]]
+        output.Output(file=streams[0], quiet=True).write(mistakes(rows, _base()))
     for problem in problems[:MAX_SAID]:
         output.report(str(problem), None)
     if len(problems) > MAX_SAID:

@@ -53,20 +53,18 @@ class Reading:
         """setting -> why its value cannot be read; no matter where something else sets it."""
         self.ignored: list[str] = []
         self.unknown: list[str] = []
+        self.strange: dict[str, str] = {}  # flag that no table has -> how `unknown` shows it
         self.other: dict[str, Word] = {}
         """Flag -> value, for flags that are no setting: an engine's `Grammar.settle` looks at some of them."""
-        self.lists: dict[str, tuple[Word, ...]] = {}
-        """The words of flags that take several."""
+        self.lists: dict[str, tuple[Word, ...]] = {}  # the words of flags that take several
         self.repeated: dict[str, list[Word]] = {}
         """The same with every value of a flag."""
         self.warnings: list[str] = []
         self.changes: ModelChanges | None = None
         """What is changed of the model itself."""
         self.quantization: Quantization | None = None
-        self.assumed: str = ""
-        """A warning for whoever takes the weights from `quantization`."""
-        self.nodes = 1
-        """Machines that such a command is started on."""
+        self.assumed = ""  # a warning for whoever takes the weights from `quantization`
+        self.nodes = 1  # machines that such a command is started on
 
     def set(self, setting: str, value: Any, typed: str) -> None:
         """A setting; the last one of a name counts, as it does for the engines."""
@@ -160,6 +158,8 @@ class Grammar(NamedTuple):
     """Whether a flag may be cut short, as Python's argparse allows."""
     inverts: bool = False
     """Whether ``--disable-x`` is another way to write ``--no-enable-x``."""
+    complete: str = ""
+    """The release from which on, up to the newest known, the tables have every flag; empty: they may lack some."""
     settle: Callable[[Reading], None] = _leave
     """The engine's last word: settings that several flags make together."""
     longest: Callable[[ModelChanges, ModelSpec, str, int], tuple[int, str]] = factor_rule
@@ -172,7 +172,7 @@ class _Entry(NamedTuple):
     option: Option | None = None
 
 
-def _table(grammar: Grammar) -> dict[str, _Entry]:
+def flag_table(grammar: Grammar) -> dict[str, _Entry]:
     """Every flag of an engine. A setting wins over a flag that is ignored."""
     table: dict[str, _Entry] = {}
     for kind, names in (
@@ -232,7 +232,7 @@ def read_words(grammar: Grammar, words: Sequence[Word], environment: Mapping[str
 class _Reader:
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
-        self.table = _table(grammar)
+        self.table = flag_table(grammar)
         self.reading = Reading()
 
     def environment(self, environment: Mapping[str, Word]) -> None:
@@ -280,7 +280,8 @@ class _Reader:
         if entry is None:
             if value is None and at < len(words) and not _is_flag(words[at]):
                 value, at = words[at], at + 1
-            self.reading.unknown.append(printable(f"{name} {value}" if value is not None else name, _LONGEST))
+            self.reading.strange[flag] = printable(f"{name} {value}" if value is not None else name, _LONGEST)
+            self.reading.unknown.append(self.reading.strange[flag])
             self.reading.note(flag, value or Word(""))
             return at
         if flag == "-O" and value is None and name != flag:  # vLLM: -O3

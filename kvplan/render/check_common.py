@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from kvplan.render.grid import clean
 
-LOCK = "lock"
-"""The rule that the lock file makes."""
+LOCK, FLAGS = "lock", "engine flags"
+"""What the lock file promises, and what the engine's command line does: no flag that the engine does not have."""
 
 
 COUNTED = (
@@ -47,6 +47,10 @@ def broken(result: Mapping[str, Any], base: str = "") -> Iterator[Broken]:
         base: the present folder within the repository, put in front of paths.
     """
     for item in result["deployments"]:
+        for text in unknown_flags(item):
+            yield Broken(
+                "warn", clean(item["name"]), FLAGS, FLAGS, text, within(base, item["file"]), item["line"], 1
+            )  # fmt: skip
         for found in merged(item):
             if not found["pass"]:
                 yield Broken(
@@ -56,6 +60,15 @@ def broken(result: Mapping[str, Any], base: str = "") -> Iterator[Broken]:
     for item in result["lock"]:
         text = clean(item["message"])
         yield Broken("error", item["name"], LOCK, LOCK, text, within(base, item["file"]), item["line"], item["column"])
+
+
+def unknown_flags(item: Mapping[str, Any]) -> list[str]:
+    """A sentence for each flag of a deployment's command that its engine does not have as far as is known."""
+    engine = item["settings"]["engine"]
+    return [
+        clean(f"{item['name']}: {flag} is unknown to {engine} as far as kvplan knows; it is not planned")
+        for flag in item.get("unknown_flags", ())
+    ]
 
 
 def merged(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -102,10 +115,15 @@ def headline(result: Mapping[str, Any]) -> str:
     found = [f for item in result["deployments"] for f in merged(item)]
     errors = sum(not f["pass"] and f["level"] == "error" for f in found) + len(result["lock"])
     warnings = sum(not f["pass"] and f["level"] == "warn" for f in found)
+    warnings += sum(len(unknown_flags(item)) for item in result["deployments"])
     parts = [plural(len(result["deployments"]), "deployment"), plural(len(found), "rule")]
     parts.append(f"{errors:,} broken" if errors else "none broken")
     parts += [plural(warnings, "warning")] * bool(warnings)
     for status, text in COUNTED:
         count = sum(f["status"] == status for f in found)
         parts += [f"{count:,} {text}"] * bool(count)
+    every = [f for item in result["deployments"] for f in item["findings"]]
+    failing = sum(not f["pass"] and f["level"] == "error" for f in every) + len(result["lock"])
+    if failing and len(every) != len(found):  # as JSON and JUnit count them
+        parts.append(f"under each workload {plural(len(every), 'rule')} and {failing:,} broken")
     return ", ".join(parts)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from kvplan.render.check_common import LOCK, sentence, title
+from kvplan.render.check_common import FLAGS, LOCK, sentence, title, unknown_flags
 from kvplan.render.grid import clean
 
 _SKIPPED = ("skipped", "inapplicable")
@@ -24,7 +24,7 @@ def draw(result: Mapping[str, Any], base: str = "") -> str:
         base: not used: JUnit has no place for paths.
     """
     strict = result["strict"]
-    suites = [_suite(item, strict) for item in result["deployments"] if item["findings"]]
+    suites = [_suite(item, strict) for item in result["deployments"] if _has_cases(item)]
     if result["lock"]:
         suites.append(_lock(result["lock"]))
     if not suites:
@@ -35,6 +35,10 @@ def draw(result: Mapping[str, Any], base: str = "") -> str:
     for suite in suites:
         lines += suite.lines()
     return "\n".join([*lines, "</testsuites>", ""])
+
+
+def _has_cases(item: Mapping[str, Any]) -> bool:
+    return bool(item["findings"] or item.get("unknown_flags"))
 
 
 class _Suite:
@@ -56,6 +60,12 @@ def _suite(item: Mapping[str, Any], strict: bool) -> _Suite:
         fails = not found["pass"] and (strict or found["level"] == "error")
         failures += fails
         cases.append(_case(title(item, found), _named(found), _outcome(item, found, fails)))
+    where = f"{item['file']}:{item['line']}"
+    for text in unknown_flags(item):
+        failure = f'<failure type="{FLAGS}" message={_attribute(text)}>{_text(where)}</failure>'
+        said = f"<system-out>{_text(f'{where}: {text}')}</system-out>"
+        cases.append(_case(clean(item["name"]), f"{FLAGS}: {text}", failure if strict else said))
+        failures += strict
     skipped = sum(found["status"] in _SKIPPED for found in item["findings"])
     said = "\n".join(f"warning: {clean(text)}" for text in item["warnings"])
     return _Suite(item["name"], cases, failures, skipped, said)

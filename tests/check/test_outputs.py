@@ -13,6 +13,7 @@ from jsonschema import Draft4Validator, Draft202012Validator
 
 from kvplan.check.baseline import diff
 from kvplan.check.metrics import shown
+from kvplan.check.result import failed
 from kvplan.render import check_github, check_gitlab, check_junit, check_sarif, markdown, text
 from kvplan.render.check_common import headline
 from kvplan.render.check_report import check_report, diff_report
@@ -224,3 +225,48 @@ def test_warnings_of_plans_are_in_reports_and_lock_cases_are_told_apart(write: W
     cases = [c for c in root.iter("testcase") if c.find("failure") is not None]
     assert len({(c.get("classname"), c.get("name")) for c in cases}) == 2
     assert cases[0].findtext("failure") == "kvplan.yaml:3:15"
+
+
+# ---- flags that the engine does not have ----
+
+FLAGGED = """
+deployments:
+  a:
+    command: vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 8192 --no-such-flag 3
+    gpu: h100-sxm
+    rules: [verdict.fits == true]
+"""
+
+
+def test_an_unknown_flag_is_a_warning_where_the_deployment_stands(write: Write) -> None:
+    write(FLAGGED)
+    plain = result()
+    assert plain["deployments"][0]["unknown_flags"] == ["--no-such-flag 3"]
+    assert plain["summary"]["warnings"] == 1
+    assert not failed(plain)
+    assert check_github.draw(plain).startswith("::warning file=kvplan.yaml,line=4,col=1,title=engine flags::a: --no-")
+    assert "1 warning" in headline(plain)
+    assert ET.fromstring(check_junit.draw(plain)).get("failures") == "0"
+    assert not list(
+        Draft202012Validator(json.loads((PUBLISHED / "kvplan.check-1.json").read_text())).iter_errors(plain)
+    )
+    strict = {**plain, "strict": True}
+    assert failed(strict)
+    assert ET.fromstring(check_junit.draw(strict)).get("failures") == "1"
+
+
+def test_the_headline_has_the_counts_of_json_and_junit(mixed: dict[str, Any]) -> None:
+    """A rule that comes to the same under two workloads is one line of the table and two cases."""
+    counts, cases = mixed["summary"], ET.fromstring(check_junit.draw(mixed))
+    assert (cases.get("tests"), cases.get("failures")) == (str(counts["rules"]), str(counts["errors"]))
+    assert headline(mixed).endswith(f"under each workload {counts['rules']} rules and {counts['errors']} broken")
+
+
+@pytest.mark.parametrize("name", ["check", "diff"])
+def test_keys_may_be_added(name: str) -> None:
+    def closed(schema: Any) -> bool:
+        if isinstance(schema, dict):
+            return schema.get("additionalProperties") is False or any(map(closed, schema.values()))
+        return isinstance(schema, list) and any(map(closed, schema))
+
+    assert not closed(json.loads((PUBLISHED / f"kvplan.{name}-1.json").read_text()))

@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from .conftest import Run, one_line_error
 from .test_startup import HEAVY, loaded
 
+SCHEMAS = Path(__file__).parent.parent.parent / "docs" / "schemas"
 GOOD = """schema: kvplan.rules/1
 rules:
   - verdict.fits == true
@@ -223,3 +225,32 @@ def test_a_baseline_whose_name_no_file_can_have(run: Run) -> None:
     assert done.status == 2
     assert done.err.startswith("error: ")
     assert "internal" not in done.err
+
+
+def test_a_file_that_cannot_be_used_is_annotated(run: Run, here: Path) -> None:
+    (here / "kvplan.yaml").write_text(BROKEN)
+    done = run("check", "--format", "github")
+    assert done.status == 2
+    lines = done.out.splitlines()
+    assert [line.partition(",col=")[0] for line in lines] == [
+        "::error file=kvplan.yaml,line=3", "::error file=kvplan.yaml,line=6"
+    ]  # fmt: skip
+    assert done.err.count("error: kvplan.yaml:") == 2
+    assert run("check", "--format", "github", "-o", "found.txt").status == 2
+    assert not (here / "found.txt").exists()
+
+
+def test_a_slip_of_a_flag_is_no_deployment(run: Run, here: Path) -> None:
+    command = "vllm serve meta-llama/Llama-3.1-8B --kv-cache-dtyp fp8"
+    (here / "kvplan.yaml").write_text(GOOD.replace("{model: llama-3.1-8b,", f"{{command: {command},"))
+    done = run("check", "--format", "github")
+    assert done.status == 2
+    assert "line=6" in done.out
+    assert "did you mean --kv-cache-dtype" in done.out
+
+
+def test_the_metrics_are_as_published(run: Run, here: Path) -> None:
+    schema = json.loads((SCHEMAS / "kvplan.metrics-1.json").read_text())
+    found = json.loads(run("check", "--metrics", "--json").out)
+    assert not list(Draft202012Validator(schema).iter_errors(found))
+    assert {"name": "capacity.max_concurrency", "kind": "number"} in found["metrics"]

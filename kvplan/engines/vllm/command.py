@@ -14,7 +14,7 @@ from kvplan.engines.options import Option
 from kvplan.engines.versions import at_least
 from kvplan.engines.vllm.flags import LAYOUT, OPTIONS, SERVED
 from kvplan.engines.vllm.lengths import YARN, counts_factor, derived
-from kvplan.errors import InputError, UnsupportedError, printable
+from kvplan.errors import InputError, UnsupportedError, nearest, printable
 
 if TYPE_CHECKING:
     from kvplan.spec.model import ModelSpec
@@ -60,7 +60,7 @@ VALUES = words("""
     dp-supervisor-probe-timeout-s dp-sync-interval dtype ec-manager-config ec-transfer-config elastic-ep-max-dp-size
     engram-config eplb-config eplb-step-interval eplb-window-size expert-placement-strategy fault-tolerance-config
     fingerprint-mode fingerprint-value generation-config grpc-port guided-decoding-backend h11-max-header-count
-    h11-max-incomplete-event-size hf-config-path hf-overrides host io-processor-plugin ir-op-priority
+    h11-max-incomplete-event-size hf-config-path hf-overrides hf-token host io-processor-plugin ir-op-priority
     jit-monitor-mode kda-decode-backend kda-prefill-backend kernel-config kv-cache-metrics-sample kv-events-config
     kv-offloading-backend kv-offloading-size kv-transfer-config kv-transfer-parallel-size limit-mm-per-prompt
     linear-backend load-format log-config-file log-level logging-config logits-processor-pattern logprobs-mode
@@ -118,6 +118,17 @@ QUANTIZATION = {
     "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4",
 }  # fmt: skip
 """``--quantization`` -> the weight format it makes or expects."""
+METHODS = frozenset(
+    {
+        "auto-round", "auto_awq", "auto_gptq", "awq", "awq_marlin", "bitblas", "bitsandbytes", "compressed-tensors",
+        "cpu_awq", "deepseek_v4_fp8", "deepspeedfp", "experts_int8", "fbgemm_fp8", "fp8", "fp8_per_block",
+        "fp8_per_channel", "fp8_per_tensor", "fp_quant", "gguf", "gpt_oss_mxfp4", "gptq", "gptq_bitblas",
+        "gptq_marlin", "gptq_marlin_24", "hqq", "humming", "inc", "int8_per_channel_weight_only", "ipex", "modelopt",
+        "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4_per_token",
+        "online", "petit_nvfp4", "ptpc_fp8", "quark", "rtn", "torchao", "tpu_int8",
+    }
+)  # fmt: skip
+"""Every method of 0.11 to 0.33 (``vllm/model_executor/layers/quantization/__init__.py``)."""
 
 _DRAFT = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 _DOTTED = "--speculative-config."
@@ -139,6 +150,12 @@ def settle(reading: Reading) -> None:
     method = reading.use("--quantization", "-q")
     if method and method != "None":
         reading.quantization = Quantization(f"--quantization {method}", QUANTIZATION.get(method, ""))
+        if method not in METHODS and not method.missing:
+            near = nearest(method, sorted(METHODS))
+            named = f"did you mean {', '.join(near)}? " if near else ""
+            hint = f"{named}For a method of a plug-in give kvplan --weights FORMAT"
+            error = InputError("vLLM has no such method of quantization", where=reading.quantization.words, hint=hint)
+            reading.fail("weights", error)
     if read_dtype(reading) == "fp32" and reading.settings.get("kv_cache_dtype", "auto") == "auto":
         hint = "add --kv-cache-dtype bf16 for half of it, or --engine generic --kv-cache-dtype fp32"
         error = UnsupportedError("a cache in float32 is not modelled for vLLM", where="--dtype float32", hint=hint)
@@ -338,6 +355,7 @@ GRAMMAR = Grammar(
     config=("--config",),
     abbreviates=True,
     inverts=True,
+    complete="0.11.0",
     settle=settle,
     longest=longest,
 )  # fmt: skip

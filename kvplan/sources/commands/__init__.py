@@ -176,11 +176,14 @@ def _command(start: Start, finder: Finder, source: str, base: str) -> Command:
     if grammar.engine == "ollama" and "/" not in place:
         _in_library(model, place)
     _count_gpus(reading, start, environment)
+    from kvplan.sources.commands.strangers import judge
+
+    unknown = judge(reading, grammar, start.version) if reading.strange else tuple(reading.unknown)
     warnings = dict.fromkeys((*reading.warnings, *filter(None, (note,)), *notes))
     return Command(
         engine=f"{grammar.engine}@{start.version}" if start.version else grammar.engine, model=place, source=source,
         settings=reading.settings, typed=reading.typed, problems=reading.problems, ignored=tuple(reading.ignored),
-        unknown=tuple(reading.unknown), warnings=tuple(warnings),
+        unknown=unknown, warnings=tuple(warnings),
         quantization=reading.quantization, assumed=reading.assumed, gpu=start.gpu,
         changes=reading.changes,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from kvplan.engines import get_engine
 from kvplan.engines.command_line import grammars
-from kvplan.errors import KvplanError
+from kvplan.errors import InputError, KvplanError
 from kvplan.planning.settings import COMMON
 from kvplan.sources.commands import is_command, read_command
 
@@ -344,3 +344,39 @@ def test_flag_tables_do_not_contradict_themselves() -> None:
         assert not grammar.switches & grammar.several, grammar.engine
         assert not grammar.values & grammar.several, grammar.engine
         assert all(flag.startswith("-") for flag in grammar.switches | grammar.values | grammar.several | grammar.maybe)
+
+
+@pytest.mark.parametrize(
+    ("line", "refused", "near"),
+    [
+        ("vllm serve a/b --kv-cache-dtyp fp8", True, "--kv-cache-dtype"),
+        ("vllm serve a/b --max-modellen 4096", True, "--max-model-len"),
+        ("vllm serve a/b --no-such-flag", False, ""),
+        ("sglang serve --model a/b --contxt-length 4096", False, "--context-length"),
+        ("trtllm-serve a/b --max_seq_length 4096", False, "--max-seq-len"),
+    ],
+)
+def test_a_slip_of_a_flag(line: str, refused: bool, near: str) -> None:
+    """Refused where the tables have every flag; else it is named beside the nearest."""
+    command = read_command(line)
+    assert len(command.unknown) == 1
+    assert near in command.unknown[0]
+    assert bool(command.problems) == refused
+    if refused:
+        with pytest.raises(InputError, match="has no such flag") as caught:
+            command.under({})
+        assert near in str(caught.value.hint)
+
+
+def test_a_release_whose_flags_are_known_refuses_every_other() -> None:
+    image = "docker run vllm/vllm-openai:v{} --model a/b --no-such-flag"
+    assert read_command(image.format("0.20.0")).problems
+    for version in ("0.99.0", "0.8.5"):
+        assert not read_command(image.format(version)).problems
+
+
+def test_no_method_of_quantization() -> None:
+    with pytest.raises(InputError, match="no such method"):
+        read_command("vllm serve a/b --quantization awg").under({})
+    assert read_command("vllm serve a/b --quantization awg").under({"weights": "awq"})[0] == {"weights": "awq"}
+    assert not read_command("vllm serve a/b --quantization compressed-tensors").problems
