@@ -154,8 +154,11 @@ def _end(rule: Rule, figure: Figure, value: Any) -> str:
 def _reason(worked: Worked, rule: Rule, value: Any) -> str:
     """Why a deployment does not fit, where it first does not."""
     outcome = worked.outcome
+    if rule.bound in ("pessimistic", "low") and worked.end(0).fits is value:
+        worst = worked.end(0)  # the end that a change has to mend too
+        return worst.reason if worst.reason == outcome.reason else f"{worst.reason}, at worst"
     if rule.bound != "mid" and outcome.fits is not value:
-        outcome = worked.end(0) if worked.end(0).fits is value else worked.end(1)
+        outcome = worked.end(1)
     return outcome.reason
 
 

@@ -100,6 +100,14 @@ class AtLength(NamedTuple):
     requests: int
 
 
+class CapacityEnd(NamedTuple):
+    """What the cache of a replica holds with every modelled term of the memory at one end of its range."""
+
+    kv_tokens: int | None
+    max_concurrency: float
+    max_single_request_tokens: int
+
+
 class Capacity(NamedTuple):
     """What the cache holds, per engine replica unless the name says total."""
 
@@ -116,6 +124,10 @@ class Capacity(NamedTuple):
     total_max_concurrency: float | None
     by_shared_prefix: tuple[AtPrefix, ...] = ()
     """Against the length of the system prompt; empty without ``--shared-prefix-tokens``."""
+    low: CapacityEnd | None = None
+    """With the terms at their upper bounds; None: nothing about the memory of the cache is modelled."""
+    high: CapacityEnd | None = None
+    """With the terms at their lower bounds."""
 
 
 class Hint(NamedTuple):

@@ -12,7 +12,7 @@ from kvplan.planning.advice import hints, most_sequences, smallest_thousandth
 from kvplan.planning.evaluate import Outcome, evaluate, settled
 from kvplan.planning.kv import kv_figures
 from kvplan.planning.notes import notes
-from kvplan.planning.plan import SCHEMA, AtLength, Capacity, ModelFigures, Plan, RankMemory, Verdict
+from kvplan.planning.plan import SCHEMA, AtLength, Capacity, CapacityEnd, ModelFigures, Plan, RankMemory, Verdict
 from kvplan.planning.settings import SERVICE
 from kvplan.spec.arrays import Number, choose, larger, least
 
@@ -196,8 +196,21 @@ def _capacity(model: ModelSpec, engine: Engine, outcome: Outcome, most: int | No
         max_single_request_tokens=pool.max_single_request_tokens, at=at,
         max_num_seqs_allowed=most,
         min_gpu_memory_utilization=smallest, total_kv_tokens=total, total_max_concurrency=pool.max_concurrency * dp,
-        by_shared_prefix=prefixes,
+        by_shared_prefix=prefixes, low=_capacity_at(engine, outcome, -1), high=_capacity_at(engine, outcome, 1),
     )  # fmt: skip
+
+
+def _capacity_at(engine: Engine, outcome: Outcome, side: int) -> CapacityEnd | None:
+    """What is held at the end of the terms' ranges that leaves the cache least (-1) or most (1)."""
+    falls, settings = outcome.waterfalls or (), outcome.settings
+    if settings.kv_cache_memory_bytes is not None or all(t.low_bytes == t.high_bytes for f in falls for t in f.terms):
+        return None
+    ends = (sum(t.high_bytes if side < 0 else t.low_bytes for t in f.terms) for f in falls)
+    kv = tuple(f.budget_bytes - spent for f, spent in zip(falls, ends, strict=True))
+    pool = engine.pool(outcome.stages, settings, kv) if min(kv) > 0 else None
+    if pool is None:
+        return CapacityEnd(0, 0.0, 0)
+    return CapacityEnd(pool.kv_tokens, pool.max_concurrency, pool.max_single_request_tokens)
 
 
 def smallest_utilization(engine: Engine, outcome: Outcome) -> float | None:

@@ -48,18 +48,23 @@ def _rules(result: Mapping[str, Any], shown: Shown) -> list[Part]:
         return []
     rows = [
         (
-            _status(f), title(d, f), f["rule"], _value(shown, f["kind"], f["value"]),
+            _status(f), title(d, f), f["rule"], _value(shown, f["kind"], f["value"]) + _bound(f),
             _value(shown, f["kind"], f["limit"]),
         )
         for d, f in some[: MAX_ROWS * 4]
     ]  # fmt: skip
     columns = [
-        Column(""), Column("deployment"), Column("rule", wrap=True), Column("value", right=True),
+        Column(""), Column("deployment"), Column("rule", wrap=True), Column("value (worst)", right=True),
         Column("limit", right=True, optional=True),
     ]  # fmt: skip
     left = len(every) - len(rows)
     note = f"{plural(left, 'rule')} more: --format json has all" if left else ""
     return [Grid(columns, rows, "Rules", note)]
+
+
+def _bound(found: Mapping[str, Any]) -> str:
+    """Which end of its range a value is, where it is not the worst."""
+    return "" if found["bound"] == "pessimistic" or found["value"] is None else f" ({found['bound']})"
 
 
 def _status(found: Mapping[str, Any]) -> str:

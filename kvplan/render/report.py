@@ -240,7 +240,7 @@ def _capacity(plan: Plain) -> list[Part]:
     if capacity["num_blocks"] is not None:
         rows.append(("blocks", f"{capacity['num_blocks']:,}", f"of {capacity['block_size']} tokens"))
     if capacity["kv_tokens"] is not None:
-        rows.append(("tokens held", f"{capacity['kv_tokens']:,}", "by the pool"))
+        rows.append(("tokens held", f"{capacity['kv_tokens']:,}", f"by the pool{_ends(capacity, 'kv_tokens')}"))
     if capacity["engine_reported_tokens"] is not None:
         rows.append(
             (
@@ -249,9 +249,8 @@ def _capacity(plan: Plain) -> list[Part]:
                 f"as {inputs['engine']} {inputs['engine_version']} prints them",
             )
         )
-    rows.append(
-        ("requests at the limit", f"{capacity['max_concurrency']:,.2f}", f"of {inputs['max_model_len']:,} tokens")
-    )
+    of = f"of {inputs['max_model_len']:,} tokens{_ends(capacity, 'max_concurrency')}"
+    rows.append(("requests at the limit", f"{capacity['max_concurrency']:,.2f}", of))
     limit, asked = inputs.get("max_num_seqs"), inputs["prompt_tokens"] + inputs["output_tokens"]
     held = next((a["requests"] for a in capacity["at"] if a["tokens"] == asked), 0)
     shared = inputs["shared_prefix_tokens"]
@@ -259,7 +258,8 @@ def _capacity(plan: Plain) -> list[Part]:
     if limit and limit < held:
         text = f"max_num_seqs; the cache would hold {held:,} of {asked:,} tokens"
         rows.append(("requests at once", f"{limit:,}", text))
-    rows.append(("longest request", f"{capacity['max_single_request_tokens']:,}", "tokens, alone in the pool"))
+    alone = f"tokens, alone in the pool{_ends(capacity, 'max_single_request_tokens')}"
+    rows.append(("longest request", f"{capacity['max_single_request_tokens']:,}", alone))
     if capacity["min_gpu_memory_utilization"] is not None:
         rows.append(("smallest utilization", f"{capacity['min_gpu_memory_utilization']:g}", "with which it starts"))
     columns = [Column("tokens a request", right=True), Column("requests held", right=True)]
@@ -271,7 +271,7 @@ def _capacity(plan: Plain) -> list[Part]:
     ]
     per = " per replica" if dp > 1 else ""
     parts: list[Part] = [
-        KeyValues(rows, title=f"Capacity{per}"),
+        KeyValues(rows, title=f"Capacity{per}, {_basis(plan)}"),
         Grid(columns, at, title=f"Requests by length{per}"),
     ]
     if capacity["by_shared_prefix"]:
@@ -279,6 +279,23 @@ def _capacity(plan: Plain) -> list[Part]:
 
         parts.append(prefix_grid(plan, per))
     return parts
+
+
+def _basis(plan: Plain) -> str:
+    """Which of the three words stands beside what the cache holds: that of its bytes."""
+    inputs, capacity = plan["inputs"], plan["capacity"]
+    if inputs["kv_cache_memory_bytes"] is not None:
+        source = inputs["defaults"].get("kv_cache_memory_bytes", "").partition(": ")[0]
+        return source if source in ("measured", "modelled") else "exact"
+    return "modelled" if capacity["low"] != capacity["high"] else "exact"
+
+
+def _ends(capacity: Plain, name: str) -> str:
+    """``(LOW to HIGH)`` where what is modelled moves a figure."""
+    low, high = ((capacity[end] or {}).get(name) for end in ("low", "high"))
+    if low is None or high is None or low == high:
+        return ""
+    return f" ({low:,.2f} to {high:,.2f})" if isinstance(low, float) else f" ({low:,} to {high:,})"
 
 
 def _hints(plan: Plain) -> Grid:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvplan import load_model, plan
+from kvplan import load_gpu, load_model, plan
+from kvplan.check.figures import Subject, Worked
 
 GIB = 2**30
 DATA = Path(__file__).parent.parent / "data"
@@ -116,3 +118,29 @@ def test_sparse_attention_over_grouped_heads_reads_its_top_k_and_every_index_key
         read = 3 * tokens * row + 57 * (min(tokens, 2048) * row + tokens * key)
         assert found.decode.kv_bytes == read
     assert long.kv.bytes_per_token == 60 * 4 * row + 57 * key
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "given"),
+    [
+        ("llama-3.1-70b", "h100-sxm", {"tensor_parallel_size": 4, "max_model_len": 32_768}),
+        ("qwen3-32b", "h100-sxm", {"engine": "sglang", "tensor_parallel_size": 2}),
+        ("qwen3-8b", "rtx-4090", {"engine": "llama.cpp", "ctx_size": 16_384, "parallel": 2}),
+    ],
+)
+def test_the_ends_of_what_is_held_are_those_that_rules_look_at(model: str, gpu: str, given: dict[str, Any]) -> None:
+    made = plan(model, gpu=gpu, **given)
+    asked = dict(given)
+    worked = Worked(Subject(load_model(model), load_gpu(gpu), asked.pop("engine", "vllm"), asked))
+    assert made.capacity is not None
+    for which, end in enumerate((made.capacity.low, made.capacity.high)):
+        pool = worked.end(which).pool
+        assert end is not None
+        assert pool is not None
+        assert end == (pool.kv_tokens, pool.max_concurrency, pool.max_single_request_tokens)
+
+
+def test_given_bytes_hold_what_they_hold() -> None:
+    made = plan("llama-3.1-8b", gpu="h100-sxm", kv_cache_memory_bytes=10 << 30).capacity
+    assert made is not None
+    assert made.low is made.high is None
