@@ -83,7 +83,7 @@ def _rows(plain: Plain, every: bool) -> Grid:
         *([Column("engine")] if engines else []), Column("weights"), Column("cache", optional=True),
         Column("$/h", right=True),
         Column("$/M out", right=True, optional=True), Column("TTFT", right=True), Column("TPOT", right=True),
-        Column("margin", right=True),
+        Column("margin", right=True, optional=True),
     ]  # fmt: skip
     lines = []
     for row in rows:

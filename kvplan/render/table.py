@@ -147,7 +147,9 @@ class _Pen:
         left_out: list[str] = []
         while not (widths := _widths(columns, rows, width)):
             at = max((i for i, column in enumerate(columns) if column.optional), default=None)
-            if at is None:
+            if at is None:  # records have room for every column
+                columns, left_out = list(part.columns), []
+                rows = [[_text(cell) for cell in row] for row in part.rows]
                 break
             left_out.insert(0, columns.pop(at).title)
             for row in rows:

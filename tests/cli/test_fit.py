@@ -119,3 +119,12 @@ def test_speeds_without_reports_are_marked_and_formats_left_out_are_named(run: R
     alone = run("fit", "llama-3.1-8b", "--gpu", "h100-sxm", "--concurrency", "8", "--format", "text")
     assert "~" not in alone.out
     assert "Not tried" not in alone.out
+
+
+def test_the_ways_are_a_table_at_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = run("fit", "qwen3-32b", "--request-rate", "2", "--gpu", "h100-sxm,a100-sxm4-80gb", "--top", "5",
+               "--format", "table")  # fmt: skip
+    head = next(line for line in done.out.splitlines() if "GPUs  layout" in line)
+    assert "TPOT" in head
+    assert max(map(len, done.out.splitlines())) <= 80

@@ -183,3 +183,11 @@ def test_no_character_is_ever_lost(found: tuple[Document, list[str], list[str]],
         letters = head.replace(" ", "")
         shown = letters_of(head, drawn)
         assert shown in [letters * times for times in (1, 2, 3)]  # once a row where the grid is drawn row by row
+
+
+def test_records_have_every_column() -> None:
+    """What has room for no table leaves nothing out, and says nothing of it."""
+    columns = [Column("a"), Column("b", optional=True), Column("c")]
+    drawn = table.draw([Grid(columns, [("x" * 20, "middle", "y" * 20)])], width=30)
+    assert "middle" in drawn
+    assert "no room" not in drawn
