@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from kvplan.cache.bytes import KvFormats
-from kvplan.errors import InputError
+from kvplan.errors import InputError, UnsupportedError
 from kvplan.spec.gpu import GpuSpec
 from kvplan.spec.model import ModelSpec
 from kvplan.spec.shown import Shown
@@ -200,6 +200,10 @@ class Change(NamedTuple):
     source: str
 
 
+PLAIN_KINDS = frozenset({"full", "sliding", "chunked", "shared", "none"})
+"""Kinds of attention over K and V, and of layers that hold nothing: what every engine here knows."""
+
+
 class Engine:
     """One serving engine. Subclasses say what differs; one module each."""
 
@@ -210,6 +214,9 @@ class Engine:
     """Releases whose source was read, oldest first; empty: the one version."""
     policies: ClassVar[tuple[tuple[str, str], ...]] = ()
     """(what it is about, what the engine does), a line each."""
+    known_kinds: frozenset[str] | None = frozenset()
+    """Kinds of `kvplan.cache.KINDS` of which it is known what the engine makes of them, be it that it refuses them;
+    layers of all others are refused. None: any kind, since nothing but its streams and states counts."""
     settings: frozenset[str] = frozenset()
     """Names of the engine's own settings, beyond layout and workload."""
     highest_utilization: float = 1.0
@@ -276,6 +283,22 @@ class Engine:
     def default_context(self, model: ModelSpec) -> int | None:
         """``max_model_len`` where nobody gives one, and where ``-1`` starts from."""
         return self.longest_context(model)
+
+    def check_kinds(self, model: ModelSpec) -> None:
+        """Refuse layers of which nobody looked up what the engine makes of them.
+
+        Raises:
+            UnsupportedError: a kind that is not among `known_kinds`.
+        """
+        if self.known_kinds is None:
+            return
+        odd = sorted({m.kind for _, m in model.mixers(drafts=True)} - self.known_kinds)
+        if odd:
+            raise UnsupportedError(
+                f"{model.id}: {', '.join(odd)} caches of {self.name} are not modelled",
+                where=f"--engine {self.name}",
+                hint="type --engine generic",
+            )
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
         """Refuse what no budget makes legal; returns warnings.

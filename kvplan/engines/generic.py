@@ -18,6 +18,7 @@ class Generic(Engine):
     """The formula and nothing else: all memory that the weights leave is cache, rounded nowhere."""
 
     name = "generic"
+    known_kinds = None
     version = "1"
     summary = "arithmetic alone: no paging, no activations, no overhead"
     alike_by_generation = True

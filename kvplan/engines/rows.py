@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvplan.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from kvplan.spec.kind import CacheKind
     from kvplan.spec.model import ModelSpec
@@ -51,13 +53,29 @@ def architecture_key(model: ModelSpec) -> str:
     return key
 
 
-def cache_rows(model: ModelSpec, *, rebuilt: bool = False) -> list[Rows]:
+def cache_rows(model: ModelSpec, *, rebuilt: bool = False, apart: str = "") -> list[Rows]:
     """The rows of every layer that caches something, in order of first appearance.
 
     Args:
         rebuilt: latent attention caches K and V of every head, as they come out of the latent row.
+        apart: a kind whose layers are left out, since the engine has rows of its own for it.
+
+    Raises:
+        UnsupportedError: a layer whose K and V do not hold the same entries, one a token.
     """
-    return [row for layers, mixer in model.mixers() if (row := _row(mixer, layers, rebuilt)) is not None]
+    found = []
+    for layers, mixer in model.mixers():
+        if mixer.kind == apart:
+            continue
+        kept = {(s.window, s.fixed_entries, s.chunked, s.ratio if s.role != "index" else 1) for s in mixer.streams()}
+        if len(kept) > 1 or any(ratio != 1 for *_, ratio in kept):
+            raise UnsupportedError(
+                f"{model.id}: the parts of {mixer.kind} caches differ in what they keep, which is not modelled here",
+                where="--engine", hint="type --engine generic",
+            )  # fmt: skip
+        if (row := _row(mixer, layers, rebuilt)) is not None:
+            found.append(row)
+    return found
 
 
 def _row(mixer: CacheKind, layers: int, rebuilt: bool) -> Rows | None:
@@ -66,7 +84,7 @@ def _row(mixer: CacheKind, layers: int, rebuilt: bool) -> Rows | None:
     window = fixed = None
     pool = 1
     for stream in mixer.streams():
-        window, fixed = stream.window if window is None else window, stream.fixed_entries
+        window, fixed = stream.window, stream.fixed_entries  # the same in all (`cache_rows`)
         elements = stream.heads * stream.head_dim
         if stream.role == "index":
             index, pool = index + elements, stream.ratio

@@ -18,8 +18,15 @@ def served_model(model: ModelSpec, engine: Engine, settings: Settings) -> ModelS
     """The model with exactly the draft layers that run under these settings, in the dtype it is served in.
 
     Raises:
-        KvplanError: a draft that cannot be found, that the model does not have, or that ranks do not divide.
+        KvplanError: a draft that cannot be found, that the model does not have, or that ranks do not divide; layers
+            of which it is not known what the engine makes of them.
     """
+    found = _served(model, engine, settings)
+    engine.check_kinds(found)
+    return found
+
+
+def _served(model: ModelSpec, engine: Engine, settings: Settings) -> ModelSpec:
     if (dtype := engine.served_dtype(model, settings)) != model.dtype:
         model = replace(model, dtype=dtype)
     spoken = engine.speculation(settings)

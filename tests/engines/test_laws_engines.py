@@ -15,7 +15,7 @@ from kvplan.engines.llama_cpp.architectures import gguf_name
 from kvplan.engines.sglang.fraction import prefill_graph_count, reserved_mib, static_fraction
 from kvplan.errors import InputError, KvplanError, UnsupportedError
 from kvplan.planning.drafts import served_model
-from kvplan.planning.evaluate import Outcome, evaluate
+from kvplan.planning.evaluate import Outcome, evaluate, settled
 from kvplan.planning.settings import resolve
 from kvplan.units import GIB
 
@@ -152,10 +152,8 @@ def test_caches_of_exllamav3_are_whole_pages() -> None:
             outcome("exllamav3", "llama-3.1-8b", cache_tokens=tokens)
         assert caught.value.hint == f"type --cache-tokens {near}"
     for name in ("deepseek-v3.2", "glm-5.2", "rwkv-7-g1-7.2b"):
-        spec, device, chosen = load_model(name), load_gpu("h200-sxm"), get_engine("exllamav3")
-        settings, _ = resolve(spec, device, chosen, {"max_model_len": 4096})
         with pytest.raises(UnsupportedError, match="caches of exllamav3 are not modelled"):
-            chosen.check(spec, settings, device)
+            settled(load_model(name), load_gpu("h200-sxm"), get_engine("exllamav3"), {"max_model_len": 4096})
 
 
 @pytest.mark.parametrize(("version", "share"), [("0.19.0", 0.9), ("0.20.0", 0.92), ("0.33.0", 0.92)])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import shard_model
-from kvplan.engines.base import Allocation, CachePool, Pool, Settings, Stage, Term
+from kvplan.engines.base import PLAIN_KINDS, Allocation, CachePool, Pool, Settings, Stage, Term
 from kvplan.engines.common import (
     context_term,
     even_layers,
@@ -57,6 +57,7 @@ class ExLlamaV3(VersionedEngine):
     """EXL3 files have any number of bits, and no format of the catalog."""
     fills_budget = False
     splits_tensors = False
+    known_kinds = PLAIN_KINDS | {"mla", "gated_delta_net", "kda", "mamba2", "short_conv"}
     settings = frozenset({"cache_bits", "cache_tokens", "max_num_seqs"})
 
     def defaults(self, model: ModelSpec, gpu: GpuSpec | None, given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -96,17 +97,9 @@ class ExLlamaV3(VersionedEngine):
 
     @staticmethod
     def _refuse_unmodelled(model: ModelSpec) -> None:
-        odd = sorted(
-            {
-                m.kind
-                for _, m in model.mixers()
-                if m.kind in ("compressed", "cross", "rwkv", "lightning", "rg_lru", "mamba1")
-            }
-        )
-        if odd or any(r.index_key for r in cache_rows(model)):
-            what = ", ".join(odd) or "sparse-attention index"
+        if any(r.index_key for r in cache_rows(model)):
             raise UnsupportedError(
-                f"{model.id}: {what} caches of exllamav3 are not modelled",
+                f"{model.id}: sparse-attention index caches of exllamav3 are not modelled",
                 where="--engine exllamav3",
                 hint="type --engine generic",
             )

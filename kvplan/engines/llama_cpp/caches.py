@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.engines.base import CachePool
+from kvplan.engines.base import PLAIN_KINDS, CachePool
 from kvplan.engines.llama_cpp.architectures import CHUNK, Facts
 from kvplan.engines.llama_cpp.geometry import Geometry, pad
 from kvplan.errors import UnsupportedError
@@ -28,6 +28,10 @@ STATE_BYTES = 4
 """Bytes of an element of a recurrent, convolution or compressor state: always float32."""
 
 _RECURRENT = frozenset({"mamba1", "mamba2", "gated_delta_net", "kda", "lightning", "short_conv", "rwkv"})
+_NO_CACHE = frozenset({"shared", "none"})
+_REFUSED = {"cross": "cache for cross attention", "rg_lru": "RG-LRU state", "rwkv": "RWKV before version 6"}
+KNOWN_KINDS = PLAIN_KINDS | _RECURRENT | _NO_CACHE | {"mla", "compressed"} | frozenset(_REFUSED)
+"""Kinds of which it is known what llama.cpp makes of them; `rows` says which it has no cache for."""
 _ORDER = ("full", "sliding", "chunked", "compressed", "index", "recurrent", "compressor")
 
 
@@ -84,12 +88,9 @@ def rows(model: ModelSpec, facts: Facts, mixer: CacheKind) -> list[Row]:
         return found
     if mixer.kind == "compressed":
         return _compressed(model, facts, kind)
-    if mixer.kind in ("cross", "rg_lru") or (mixer.kind == "rwkv" and kind.version < 6):
-        raise _unsupported(
-            model,
-            {"cross": "cache for cross attention", "rg_lru": "RG-LRU state"}.get(mixer.kind, "RWKV before version 6"),
-        )
-    return []
+    if mixer.kind in _NO_CACHE or (mixer.kind in _RECURRENT and (mixer.kind != "rwkv" or kind.version >= 6)):
+        return []  # states are `states`
+    raise _unsupported(model, _REFUSED.get(mixer.kind, f"cache of {mixer.kind} layers"))
 
 
 def _compressed(model: ModelSpec, facts: Facts, kind: Any) -> list[Row]:

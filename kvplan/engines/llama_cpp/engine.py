@@ -54,6 +54,7 @@ class LlamaCpp(Engine):
     )
     smaller_kv_formats = ("q8_0", "q4_0")
     smaller_weights = ("q8_0", "q4_k_m")
+    known_kinds = caches.KNOWN_KINDS
     fills_budget = False
     least_fitted_tokens = 4096
     """``--fit-ctx``: a context that nobody gave is not made shorter; layers go to host memory instead."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.cache.bytes import KvFormats
-from kvplan.engines.base import CachePool, Settings, Stage, Term
+from kvplan.engines.base import PLAIN_KINDS, CachePool, Settings, Stage, Term
 from kvplan.engines.common import forward_term, maybe_number, nearest_of, no_context_parallel, whole_number
 from kvplan.engines.mlx import growth
 from kvplan.engines.mlx.models import (
@@ -63,6 +63,9 @@ class Mlx(SequenceEngine):
         ("states", "float32 matrices, convolutions in the model's dtype"),
     )
     step = growth.STEP
+    known_kinds = PLAIN_KINDS | {
+        "mla", "gated_delta_net", "kda", "mamba1", "mamba2", "lightning", "short_conv", "rwkv", "rg_lru",
+    }  # fmt: skip
     smaller_weights = ("mlx8_g64", "mlx4_g64")
     settings = frozenset(
         {"kv_bits", "kv_group_size", "quantized_kv_start", "max_kv_size", "prefill_step_size", "iogpu_wired_limit_mb"}
@@ -174,17 +177,7 @@ class Mlx(SequenceEngine):
         return key in WINDOWED or (key in MIXED_WINDOWS and mixed)
 
     def parts(self, model: ModelSpec, settings: Settings) -> list[Part]:
-        """The caches of each kind of layer.
-
-        Raises:
-            UnsupportedError: a kind of layer that is not modelled.
-        """
-        if any(m.kind in ("compressed", "cross") for _, m in model.mixers()):
-            raise UnsupportedError(
-                f"{model.id}: its caches under mlx-lm are not modelled",
-                where="--engine mlx",
-                hint="type --engine generic",
-            )
+        """The caches of each kind of layer."""
         key, found = architecture_key(model), []
         windows, size = self._windows(model), maybe_number(settings, "max_kv_size")
         for row in cache_rows(model, rebuilt=key in REBUILT):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.cache.sharding import shard_model
-from kvplan.engines.base import Allocation, CachePool, Change, Pool, Settings, Stage, Term
+from kvplan.engines.base import PLAIN_KINDS, Allocation, CachePool, Change, Pool, Settings, Stage, Term
 from kvplan.engines.common import (
     balanced_split,
     checked,
@@ -56,6 +56,9 @@ class Sglang(VersionedEngine):
     )
     smaller_kv_formats = ("fp8_e4m3",)
     sequences_flag = "--max-running-requests"
+    known_kinds = PLAIN_KINDS | {
+        "mla", "gated_delta_net", "kda", "mamba1", "mamba2", "lightning", "short_conv", "rwkv", "rg_lru",
+    }  # fmt: skip
     sequence_needs = "every running request needs slots for its states"
     settings = frozenset(
         {
@@ -132,13 +135,6 @@ class Sglang(VersionedEngine):
         self._numbers(settings, model)
         maybe_number(settings, "max_running_requests")
         requests.check_strategy(settings, architecture_key(model), self.version)
-        odd = sorted({m.kind for _, m in model.mixers() if m.kind in ("compressed", "cross")})
-        if odd:
-            raise UnsupportedError(
-                f"{model.id}: {', '.join(odd)} caches of SGLang are not modelled",
-                where="--engine sglang",
-                hint="type --engine generic",
-            )
         tp, dp = settings.tensor_parallel_size, whole_number(settings, "attn_dp_size", 1)
         if tp % dp:
             raise UnsupportedError(

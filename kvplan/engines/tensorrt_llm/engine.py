@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.cache.bytes import KvFormats, stream_rows
 from kvplan.cache.sharding import shard_model
-from kvplan.engines.base import Allocation, CachePool, Pool, Settings, Stage, Term
+from kvplan.engines.base import PLAIN_KINDS, Allocation, CachePool, Pool, Settings, Stage, Term
 from kvplan.engines.common import (
     attention_weights_term,
     even_layers,
@@ -58,6 +58,7 @@ class TensorRtLlm(VersionedEngine):
         ("windows", "a pool for each window, bytes in equal shares"),
         ("start", "any pool that is not empty; max_seq_len shrinks to it with a warning"),
     )
+    known_kinds = PLAIN_KINDS | {"mla"}
     smaller_kv_formats = ("fp8", "nvfp4")
     settings = frozenset(
         {
@@ -99,13 +100,6 @@ class TensorRtLlm(VersionedEngine):
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
         no_context_parallel(settings)
-        odd = sorted({m.kind for _, m in model.mixers() if m.states() or m.kind in ("compressed", "cross")})
-        if odd:
-            raise UnsupportedError(
-                f"{model.id}: {', '.join(odd)} caches of TensorRT-LLM are not modelled",
-                where="--engine tensorrt-llm",
-                hint="type --engine generic",
-            )
         tp, dp = settings.tensor_parallel_size, whole_number(settings, "attn_dp_size", 1)
         if dp not in (1, tp):
             raise UnsupportedError(

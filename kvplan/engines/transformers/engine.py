@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cache.bytes import KvFormats
 from kvplan.cache.compressed import CompressedAttention
-from kvplan.engines.base import Change, Settings, Stage, Term
+from kvplan.engines.base import PLAIN_KINDS, Change, Settings, Stage, Term
 from kvplan.engines.common import context_term, forward_term, no_context_parallel, whole_number
 from kvplan.engines.rows import Rows, architecture_key, cache_rows
 from kvplan.engines.sequences import SequenceEngine
@@ -53,6 +53,10 @@ class Transformers(SequenceEngine):
         ("windows", "window - 1 tokens, after a prefill that holds all of them"),
         ("states", "float32, convolutions with a column more than elsewhere"),
     )
+    known_kinds = PLAIN_KINDS | {
+        "cross", "mla", compressed.KIND, "gated_delta_net", "kda", "mamba1", "mamba2", "lightning", "short_conv",
+        "rwkv", "rg_lru",
+    }  # fmt: skip
     smaller_weights = ("bnb_int8", "nf4")
     settings = frozenset({"cache_implementation", "max_cache_len", *QUANTIZED_ONLY})
 
@@ -248,10 +252,10 @@ class Transformers(SequenceEngine):
         Raises:
             UnsupportedError: a kind of layer whose cache class is not modelled.
         """
-        rows = cache_rows(model, rebuilt=not at_least(settings.engine_version, LATENT_SINCE))
+        old = not at_least(settings.engine_version, LATENT_SINCE)
+        rows = cache_rows(model, rebuilt=old, apart=compressed.KIND)
         if any(mixer.kind == compressed.KIND for _, mixer in model.mixers()):
             self._check_compressed(model, settings)
-            rows = [r for r in rows if r.kind != compressed.KIND]
             rows += [compressed.row(m, n) for n, m in model.mixers() if isinstance(m, CompressedAttention)]
         quantized = settings.extra.get("cache_implementation") == "quantized"
         if model.family in MASKED or (quantized and not at_least(settings.engine_version, UNIFIED_SINCE)):

@@ -6,13 +6,14 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvplan.engines.base import ARRAY_SETTINGS, Engine, Pool, Settings, Speculation, Stage, Term
+from kvplan.engines.base import ARRAY_SETTINGS, PLAIN_KINDS, Engine, Pool, Settings, Speculation, Stage, Term
 from kvplan.engines.common import balanced_split
 from kvplan.engines.vllm import budget, choices, layout, speculation
 from kvplan.engines.vllm.flags import SERVED
 from kvplan.engines.vllm.layout import Layout
 from kvplan.engines.vllm.requests import group_blocks
 from kvplan.engines.vllm.specs import WHOLE, CacheLayer
+from kvplan.engines.vllm.states import STATE_KINDS
 from kvplan.engines.vllm.versions import BUDGET_FROM, LATEST, RELEASES, Rules, nearest, parse
 from kvplan.spec.arrays import (
     Number,
@@ -61,6 +62,7 @@ class Vllm(Engine):
     )
     highest_utilization = 0.95
     pages_cover_states = True
+    known_kinds = PLAIN_KINDS | STATE_KINDS | {"cross", "mla", "compressed"}
     smaller_kv_formats = ("fp8",)
     array_settings = ARRAY_SETTINGS
     settings = frozenset(
