@@ -39,6 +39,14 @@ class GatedDeltaNet(CacheKind):
             State("recurrent", self.value_heads * self.value_head_dim, self.key_head_dim),
         )
 
+    @property
+    def state_products(self) -> int:
+        """Decay, a readout by the key, whose error is what the rank-one update adds, and the readout by the query.
+
+        Source: vLLM 0.33.0 ``vllm/third_party/flash_linear_attention/ops/fused_recurrent.py``.
+        """
+        return 4
+
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         value = self.value_heads * self.value_head_dim
         return (
@@ -84,6 +92,11 @@ class KimiDeltaAttention(CacheKind):
             State("conv", 3 * self.width, self.conv_kernel - 1),
             State("recurrent", self.width, self.head_dim),
         )
+
+    @property
+    def state_products(self) -> int:
+        """As for `GatedDeltaNet`; the decay is a vector."""
+        return 4
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         width, dim = self.width, self.head_dim

@@ -42,6 +42,14 @@ class Rwkv(CacheKind):
             State("recurrent", self.heads * self.head_dim, self.head_dim),
         )
 
+    @property
+    def state_products(self) -> int:
+        """Version 7 multiplies the state by a diagonal and a rank-one matrix: a readout and an update more.
+
+        Source: RWKV-7 paper (arXiv 2503.14456), the evolution of its state.
+        """
+        return 5 if self.version == 7 else 3
+
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         width = self.heads * self.head_dim
         square = 4 if self.version == 7 else 5  # receptance, key, value, output; a gate before version 7

@@ -96,11 +96,10 @@ def _unfit(session: Session) -> str | None:
 
 def unfit_weights(session: Session) -> str | None:
     """Why products of these weights are not measured; None: they are."""
-    from kvplan.planning.speed.rates import compute_key
 
     for role in sorted({t.role for _, t in session.layout.spec.tensors_by_block()} - {"norm", "router"}):
         body = session.outcome.weights.of(role)
-        if compute_key(body) != "16" or body.block_elements != 1:
+        if body.units != "16" or body.block_elements != 1:
             return f"weights in {body.name} are not multiplied here; --weights bf16 measures the step in 16 bits"
     return None
 

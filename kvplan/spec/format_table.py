@@ -40,20 +40,20 @@ FORMATS: dict[str, dict[str, Any]] = {
     ),
     # ---- 8 bits, scales outside the data ----
     "fp8_e4m3": _row(
-        block_elements=1, block_bytes=1, scale="tensor",
+        units="fp8", block_elements=1, block_bytes=1, scale="tensor",
         aliases=("fp8", "float8_e4m3fn", "fp8_e4m3fn", "fp8_inc", "fp8_per_tensor", "float8", "f8_e4m3"),
         source=f"arXiv 2209.05433; {_VLLM}: one scale per tensor, outside the pages",
     ),
     "fp8_e5m2": _row(
-        block_elements=1, block_bytes=1, scale="tensor", aliases=("float8_e5m2", "f8_e5m2"),
+        units="fp8", block_elements=1, block_bytes=1, scale="tensor", aliases=("float8_e5m2", "f8_e5m2"),
         source=f"arXiv 2209.05433; {_VLLM}: no scale",
     ),
     "fp8_per_head": _row(
-        block_elements=1, block_bytes=1, scale="tensor", use="cache", aliases=("fp8_e4m3_per_head",),
+        units="fp8", block_elements=1, block_bytes=1, scale="tensor", use="cache", aliases=("fp8_e4m3_per_head",),
         source="static scales, one per head and layer: outside the pages",
     ),
     "fp8_per_token_head": _row(
-        block_elements=1, block_bytes=1, scale="token_head", scale_bytes=4, use="cache",
+        units="fp8", block_elements=1, block_bytes=1, scale="token_head", scale_bytes=4, use="cache",
         source=f"{_VLLM}: one fp32 scale in line for each token and head",
     ),
     "int8": _row(
@@ -82,7 +82,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     ),
     # ---- micro-scaled floats ----
     "nvfp4": _row(
-        block_elements=16, block_bytes=9, scale="tensor", aliases=("fp4", "fp4_e2m1", "modelopt_fp4"),
+        units="fp4", block_elements=16, block_bytes=9, scale="tensor", aliases=("fp4", "fp4_e2m1", "modelopt_fp4"),
         source=f"{_VLLM}: 16 values of 4 bits and an e4m3 scale; one fp32 scale per tensor",
     ),
     "mxfp4": _row(
@@ -93,12 +93,12 @@ FORMATS: dict[str, dict[str, Any]] = {
         source="OCP Microscaling Formats 1.0: e8m0 scale",
     ),
     "mxfp8": _row(
-        block_elements=32, block_bytes=33, aliases=("mxfp8_e4m3", "mxfp8_e5m2"),
+        units="fp8", block_elements=32, block_bytes=33, aliases=("mxfp8_e4m3", "mxfp8_e5m2"),
         source="OCP Microscaling Formats 1.0: e8m0 scale",
     ),
     # ---- rows of latent attention with a layout of their own ----
     "fp8_ds_mla": _row(
-        block_elements=576, block_bytes=656, use="cache",
+        units="fp8", block_elements=576, block_bytes=656, use="cache",
         source=f"{_VLLM}: 512 fp8 values, four fp32 scales, 64 rotary values in bf16",
     ),
     "nvfp4_ds_mla": _row(block_elements=576, block_bytes=352, use="cache", source=f"{_VLLM}: latent row in nvfp4"),
@@ -122,21 +122,21 @@ FORMATS: dict[str, dict[str, Any]] = {
     ),
     # ---- weights of GPU engines ----
     "fp8_channel": _row(
-        block_elements=1, block_bytes=1, row_scale_bytes=4, use="weights",
+        units="fp8", block_elements=1, block_bytes=1, row_scale_bytes=4, use="weights",
         aliases=("fp8_per_channel", "fp8_dynamic", "w8a8_fp8", "ptpc_fp8"),
         source=f"{_CT}: one fp32 scale per output row once loaded",
     ),
     "fp8_block": _row(
-        block_elements=1, block_bytes=1, tile=(128, 128), tile_bytes=4, use="weights",
+        units="fp8", block_elements=1, block_bytes=1, tile=(128, 128), tile_bytes=4, use="weights",
         aliases=("fp8_block128", "fp8_128x128", "fp8_block_128", "deepseek_fp8"),
         source="transformers 5.24.0 integrations/finegrained_fp8.py: one fp32 scale per tile of 128 x 128",
     ),
     "fp8_block32": _row(
-        block_elements=1, block_bytes=1, tile=(32, 32), tile_bytes=1, use="weights",
+        units="fp8", block_elements=1, block_bytes=1, tile=(32, 32), tile_bytes=1, use="weights",
         aliases=("fp8_32x32", "fp8_block_32"), source="weight_block_size [32, 32] with e8m0 scales",
     ),
     "int8_channel": _row(
-        block_elements=1, block_bytes=1, row_scale_bytes=4, use="weights",
+        units="int8", block_elements=1, block_bytes=1, row_scale_bytes=4, use="weights",
         aliases=("w8a16", "w8a8", "w8a8_int8", "int8_per_channel", "smoothquant", "int8_weights"),
         source=f"{_CT}: one fp32 scale per output row once loaded",
     ),
@@ -198,7 +198,8 @@ FORMATS: dict[str, dict[str, Any]] = {
         source="bitsandbytes with double quantisation: a maximum of 8 bits per 64 values, an fp32 one per 256 of them",
     ),
     "bnb_int8": _row(
-        block_elements=1, block_bytes=1, row_scale_bytes=4, use="weights", aliases=("bnb_8bit", "llm_int8"),
+        units="int8", block_elements=1, block_bytes=1, row_scale_bytes=4, use="weights",
+        aliases=("bnb_8bit", "llm_int8"),
         source="bitsandbytes (arXiv 2208.07339): one fp32 maximum per output row",
     ),
 }  # fmt: skip

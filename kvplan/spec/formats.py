@@ -54,6 +54,8 @@ class Format(Shown):
     """Weights: the roles (`kvplan.spec.kind.ROLES`) stored in it unless a checkpoint says otherwise."""
     rest_format: str | None = None
     """Weights: how the other roles are stored; None: in the model's own dtype."""
+    units: str = "16"
+    """Matrix units that multiply what is stored so: ``fp8``, ``int8``, ``fp4``, or ``16``, once it is unpacked."""
     mix: str | None = None
     """Weights: the rule of `kvplan.spec.gguf_mix` by which a whole model in this format is stored."""
     source: str = ""

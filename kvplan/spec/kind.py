@@ -226,13 +226,20 @@ class CacheKind(LayerPart):
             found.append(Read(stream, flops, flops))
         return tuple(found)
 
-    def state_flops(self) -> int:
-        """FLOPs of one token on the states: decay, rank-one update and readout; or a tap of a convolution.
+    @property
+    def state_products(self) -> int:
+        """Multiply-adds of one token on each element of a recurrent state: decay, rank-one update and readout.
 
-        2 per multiply-add, three multiply-adds an element of a recurrent state (Mamba-2, arXiv
-        2405.21060, section 6; the delta rule adds one more), one per element of a convolution.
+        Source: Mamba-2 paper (arXiv 2405.21060), section 6. The delta rule reads the state once more before it
+        changes it.
         """
-        return sum(state.elements * (6 if state.name == "recurrent" else 2) for state in self.states())
+        return 3
+
+    def state_flops(self) -> int:
+        """FLOPs of one token on the states, 2 per multiply-add: `state_products` an element of a recurrent state,
+        one an element (a tap) of a convolution."""
+        each = {"recurrent": 2 * self.state_products}
+        return sum(state.elements * each.get(state.name, 2) for state in self.states())
 
     def attention_flops(self, tokens: Tokens) -> Any:
         """FLOPs of one new token over the cache of `tokens`: scores, weighted sum, states."""

@@ -172,7 +172,9 @@ def test_a_shared_layer_may_carry_no_projections_of_its_own() -> None:
 )
 def test_states(mixer: CacheKind, kept: dict[str, int]) -> None:
     assert states(mixer) == kept
-    work = {"conv": 2, "shift": 2, "recurrent": 6}
+    # decay, update, readout; the delta rule reads by the key first; RWKV-7 also puts that back by another vector
+    products = {"gated_delta_net": 4, "kda": 4, "rwkv": 5}.get(mixer.kind, 3)
+    work = {"conv": 2, "shift": 2, "recurrent": 2 * products}
     assert mixer.state_flops() == sum(elements * work[name] for name, elements in kept.items())
 
 
@@ -324,6 +326,12 @@ def test_a_kind_that_says_nothing_of_reads_reads_what_it_holds() -> None:
     assert Folded(heads=8, head_dim=64).attention_flops(1000) == 2 * 8 * 64 * 250
     with pytest.raises(ValueError, match=r"^heads must be above 0, not -8$"):
         Folded(heads=-8, head_dim=64)
+
+
+def test_earlier_versions_of_rwkv_have_no_delta_rule() -> None:
+    matrix = 64 * 64 * 64
+    assert replace(RWKV, version=6).state_flops() == 2 * 2 * 4096 + 2 * 3 * matrix
+    assert RWKV.state_flops() == 2 * 2 * 4096 + 2 * 5 * matrix
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))

@@ -12,11 +12,12 @@ from kvplan.engines import get_engine
 from kvplan.planning.evaluate import evaluate
 from kvplan.planning.settings import resolve
 from kvplan.planning.speed import decode, speculation
-from kvplan.planning.speed.constants import ATTENTION_SHARE, LINKS, READ_SHARE, REPORTED
+from kvplan.planning.speed.constants import ATTENTION_SHARE, LINKS, MATMUL_SHARE, READ_SHARE, REPORTED
 from kvplan.planning.speed.decode import Layout
 from kvplan.planning.speed.figures import Setup, setup
 from kvplan.planning.speed.profile import Lengths, passed, profile
-from kvplan.planning.speed.rates import cache_bits, compute_key, dense_flops, join, rates
+from kvplan.planning.speed.rates import cache_bits, dense_flops, join, rates
+from kvplan.spec.format_table import FORMATS
 from kvplan.spec.formats import get_format
 
 from .test_laws_speed import LLAMA_PARAMETERS, ROUND, TABLE, made
@@ -39,12 +40,48 @@ def test_joins() -> None:
 )  # fmt: skip
 def test_matrix_units_by_format(stored: str, key: str) -> None:
     """Weight-only formats are unpacked to 16 bits before they are multiplied."""
-    assert compute_key(get_format(stored)) == key
+    assert get_format(stored).units == key
 
 
 def test_attention_kernels_by_bits() -> None:
-    bits = {name: cache_bits(get_format(name)) for name in ("bf16", "fp8_e4m3", "q8_0", "q5_0", "q4_0", "nvfp4")}
-    assert bits == {"bf16": "16", "fp8_e4m3": "8", "q8_0": "8", "q5_0": "4", "q4_0": "4", "nvfp4": "4"}
+    """The nearest kernel above the bits of an element, whose scales come on top."""
+    names = {
+        "16": ("bf16", "fp16", "fp32"),
+        "8": (
+            "fp8_e4m3",
+            "fp8_ds_mla",
+            "q8_0",
+            "mlx8_g32",
+            "exl3_8",
+            "exl3_6",
+            "exl3_5",
+            "q5_1",
+            "q5_0",
+            "mxfp6",
+            "mlx6_g64",
+        ),
+        "4": (
+            "q4_1",
+            "q4_0",
+            "nvfp4",
+            "nvfp4_ds_mla",
+            "mlx4_g32",
+            "exl3_4",
+            "exl3_2",
+            "kivi4_g32",
+            "turboquant_4bit_nc",
+        ),
+    }
+    for bits, formats in names.items():
+        assert {name: cache_bits(get_format(name)) for name in formats} == dict.fromkeys(formats, bits)
+
+
+def test_what_runs_on_narrow_units_is_said_by_the_format_and_not_by_its_name() -> None:
+    """Weights of 8 bits that are multiplied as such have a scale for a row, a tile or a tensor; none is weight-only."""
+    narrow = {name: get_format(name).units for name in FORMATS if get_format(name).units != "16"}
+    assert set(narrow.values()) == set(MATMUL_SHARE) - {"16"}
+    assert all(8 * get_format(n).block_bytes / get_format(n).block_elements < 10 for n in narrow)
+    assert get_format("int8").units == get_format("int8_g128").units == get_format("gptq_int8").units == "16"
 
 
 def test_matrix_rates_fall_back_to_what_a_device_has() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.cache.sharding import legal_sizes
 from kvplan.engines import DEFAULT_ENGINE, distinct, get_engine
-from kvplan.planning.speed.rates import compute_key
 from kvplan.spec.ffn import MoeFfn
 from kvplan.spec.formats import get_format
 
@@ -154,10 +153,10 @@ def lacks(engine: str, gpu: GpuSpec, name: str, *, cache: bool = False, latent: 
         return ""
     fmt = get_format(name, use="cache" if cache else "weights")
     capability = float(gpu.compute_capability or 0) if gpu.vendor == "nvidia" else 0.0
-    if compute_key(fmt) == "fp8" and not gpu.fp8_flops:
+    if fmt.units == "fp8" and not gpu.fp8_flops:
         least = _engine(engine).unpacks_fp8.get("latent" if latent and cache else "cache" if cache else "weights")
         return "" if least is not None and capability >= least else "no fp8 units"
-    weight_only = not cache and compute_key(fmt) == "16" and fmt.mean_bits(32, 128) < 8
+    weight_only = not cache and fmt.units == "16" and fmt.mean_bits(32, 128) < 8
     if weight_only and 0 < capability < 7.5:
         return "no kernels for 4-bit weights"  # vLLM's AWQ begins with Turing (docs: supported hardware)
     return ""

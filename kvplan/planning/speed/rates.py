@@ -67,20 +67,14 @@ class Rates(NamedTuple):
         return 1 / join(1 / self.matmul_flops, 1 / self.prefill_cap, self.softness)
 
 
-def compute_key(fmt: Format) -> str:
-    """Which matrix rate weights of this format run at: ``fp8``, ``int8``, ``fp4`` or ``16`` (weight-only)."""
-    name = fmt.name
-    if name.startswith(("fp8", "mxfp8", "float8")):
-        return "fp8"
-    if name.startswith(("int8_channel", "bnb_int8")):
-        return "int8"
-    return "fp4" if name == "nvfp4" else "16"
-
-
 def cache_bits(fmt: Format) -> str:
-    """Which attention kernel reads a cache of this format: ``16``, ``8`` or ``4`` bits (nearest above)."""
+    """Which attention kernel reads a cache of this format: ``16``, ``8`` or ``4`` bits, the nearest above.
+
+    A scale and a bias of 16 bits for 32 elements, the most that formats of a cache have, add one bit to 4 and two
+    of 32 bits add two to 8.
+    """
     bits = 8 * fmt.block_bytes / fmt.block_elements
-    return "16" if bits > 10 else "8" if bits > 6.5 else "4"
+    return "16" if bits > 10 else "8" if bits > 5 else "4"
 
 
 def dense_flops(gpu: GpuSpec, key: str) -> tuple[float, str] | None:
@@ -155,7 +149,7 @@ def rates(
         meeting: ranks that exchange messages (`ranks_that_meet`).
     """
     own = stated.engine_rates(engine, gpu.vendor, version)
-    device = _device(gpu, compute_key(weights), cache_bits(cache), calibration)
+    device = _device(gpu, weights.units, cache_bits(cache), calibration)
     if not device.read or not device.attention:
         return None
     weight = device.read * own.read_share
@@ -174,7 +168,7 @@ def rates(
     if not flash and own.naive_share and gpu.bandwidth_bytes_per_second:
         attention = min(attention, own.naive_share * gpu.bandwidth_bytes_per_second)
     matmul, measured = device.matmul, calibration is not None and calibration.matmul_flops("16") is not None
-    if own.half_accumulate and gpu.fp16_accumulate_flops and compute_key(weights) == "16" and not measured:
+    if own.half_accumulate and gpu.fp16_accumulate_flops and weights.units == "16" and not measured:
         matmul = gpu.fp16_accumulate_flops * stated.MATMUL_SHARE["16"]
     link, short, notes = _link(gpu, meeting)
     scale = own.latency_scale * (stated.EAGER_SCALE if eager else 1)
