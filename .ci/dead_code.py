@@ -18,6 +18,7 @@ from vulture import Vulture
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from kvplan.cache import KINDS  # noqa: E402
 from kvplan.engines import ENGINES  # noqa: E402
 
 USED = {
@@ -104,8 +105,8 @@ def inside(tree: ast.Module, own: ast.stmt, name: str) -> bool:
 
 def main() -> int:
     """List what is unused."""
-    engines = [name for _, name in ENGINES.values()]  # text, by which they are imported
-    found = Vulture(ignore_decorators=CALLED_BY_DECORATOR, ignore_names=[*engines, "model_config"])
+    by_text = [name for table in (ENGINES, KINDS) for _, name in table.values()]  # imported by these names
+    found = Vulture(ignore_decorators=CALLED_BY_DECORATOR, ignore_names=[*by_text, "model_config"])
     found.scavenge([str(ROOT / name) for name in (*FOLDERS, "hatch_build.py")])
     kinds = (
         found.unused_attrs, found.unused_classes, found.unused_funcs, found.unused_imports, found.unused_methods,

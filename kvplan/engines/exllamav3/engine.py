@@ -311,7 +311,10 @@ def stored(elements: int, bits: int) -> int:
 
 
 def row_bytes(row: Rows, bits: tuple[int, int] | None) -> tuple[int, int]:
-    """(K, V) bytes of one token in one paged layer. V is as wide as K; a rotary key stays in 16 bits."""
+    """(K, V) bytes of one token in one paged layer. V is as wide as K; a rotary key stays in 16 bits.
+
+    Source: exllamav3 ``exllamav3/cache/fp16.py``, ``CacheLayer_fp16``: one shape, KV heads x head size, for both.
+    """
     if row.kind == "mla":
         return (stored(row.k, bits[0]) if bits else row.k * HALF), row.v * HALF
     if bits is None:
