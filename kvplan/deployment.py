@@ -30,6 +30,8 @@ class Deployment(NamedTuple):
     """setting -> where a log says so, for those that were taken from one."""
     kv_bounds: tuple[int, int] | None = None
     """Low and high of measured bytes of cache that a change moved."""
+    again: str = ""
+    """The flag of a command line that changes its model's configuration, to stand in the line to paste."""
 
     def plan(self) -> Plan:
         """The plan, with what was taken from a command line in its inputs and warnings."""
@@ -41,11 +43,19 @@ class Deployment(NamedTuple):
         result.inputs["defaults"].update(self.origins or {})
         if self.kv_bounds is not None:
             result.inputs["kv_cache_memory_bounds"] = list(self.kv_bounds)
-        return result._replace(warnings=(*result.warnings, *self.warnings, *self._left_out(result)))
+        if self.again:
+            notes = [self._with_changes(note) for note in result.verdict.notes]
+            result = result._replace(verdict=result.verdict._replace(notes=tuple(notes)))
+        said = (*result.warnings, *self.warnings, *self._left_out(result))
+        return result._replace(warnings=tuple(dict.fromkeys(said)))
+
+    def _with_changes(self, note: str) -> str:
+        line, mark, rest = note.partition("\n")
+        return f"{line} {self.again}{mark}{rest}" if note.startswith("to paste: ") else note
 
     def _left_out(self, result: Plan) -> list[str]:
         """What the line to paste lacks of the command although the engine needs it."""
-        if self.report is None or "max_position_embeddings" not in self.report.settings:
+        if self.again or self.report is None or "max_position_embeddings" not in self.report.settings:
             return []
         pasted = any(note.startswith("to paste: ") for note in result.verdict.notes)
         said = "the line to paste leaves out what changes the model's configuration: add it as it was given"
@@ -161,7 +171,9 @@ def of_command(
         raise
     model, settings, report, changed = command.meets(model, settings, report, engine)
     said = (*command.warnings, *warnings, *unclear, *report.warnings(), *changed)
-    return Deployment(model, gpu, engine, settings, report, tuple(filter(None, said)))
+    same = command.engine.partition("@")[0] == engine.partition("@")[0]
+    again = command.changes.given if same and command.changes is not None else ""
+    return Deployment(model, gpu, engine, settings, report, tuple(filter(None, said)), again=again)
 
 
 def _engine(command: Command, given: str | None) -> tuple[str, frozenset[str] | None, list[str]]:

@@ -117,7 +117,7 @@ def _mapping(properties: dict[str, Any], description: str) -> dict[str, Any]:
 
 def _flag(option: Option) -> dict[str, Any]:
     """What may stand under the key of a flag."""
-    said = {"description": f"{option.help} ({option.flags[0]})"}
+    said = {"description": f"{option.help} ({option.flags[0]})" if option.panel else option.help}
     if option.is_switch:
         return {"type": ["boolean", "null"], **said}
     if option.is_list:

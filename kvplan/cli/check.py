@@ -12,6 +12,7 @@ import typer
 from kvplan.cli import flags, output
 from kvplan.cli.app import SETTINGS, Verb
 from kvplan.cli.output import FORMATS, Output
+from kvplan.engines.options import Option
 from kvplan.errors import InputError, UnknownNameError, printable
 
 if TYPE_CHECKING:
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**SETTINGS)
 
-OPTIONS = (*flags.PLAN, *flags.SERVICE)
+LONG = Option(
+    "allow_long_max_model_len", ("--allow-long-max-model-len",), "true", "",
+    "vLLM: a max-model-len above the model's maximum, as VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 before a command allows it",
+    "",
+)  # fmt: skip
+"""A key alone: on a command line vLLM's own variable says it, and a file does not depend on variables."""
+OPTIONS = (*flags.PLAN, *flags.SERVICE, LONG)
 """The planning flags, which are the keys of a rule file."""
 CI = ("github", "junit", "sarif", "gitlab")
 """Formats that services of continuous integration read."""

@@ -68,6 +68,8 @@ class ModelChanges(NamedTuple):
     """In place of ``max_position_embeddings``; 0: left as it is."""
     legacy: bool = False
     """Whether a flag of old releases says so, whose rule then counts."""
+    given: str = ""
+    """The flag with its JSON, to repeat; empty: it cannot be."""
 
 
 def read_json(text: Word, flag: str) -> dict[str, Any]:
@@ -107,6 +109,13 @@ def factor_context(model: ModelSpec) -> int | None:
     return int(length * (rope.get("factor") or 1))
 
 
+def json_flag(flag: str, data: Mapping[str, Any]) -> str:
+    """A flag and its JSON object, as a shell takes them."""
+    from kvplan.engines.paste import quoted
+
+    return f"{flag} {quoted(json.dumps(data))}"
+
+
 def from_config(data: Mapping[str, Any], flag: str) -> tuple[ModelChanges | None, list[str]]:
     """(what replaced keys of a configuration change, the names of keys whose effect is not modelled).
 
@@ -119,7 +128,8 @@ def from_config(data: Mapping[str, Any], flag: str) -> tuple[ModelChanges | None
     rope = next((flat[key] for key in _ROPE if flat.get(key) is not None), None)
     lengths = [_count(flat[key], flag, key) for key in _LENGTH if flat.get(key) is not None]
     others = [key for key in flat if key not in (*_ROPE, *_LENGTH, *_NO_BEARING)]
-    changes = ModelChanges(flag, _rope(rope, flag) if rope is not None else None, min(lengths, default=0))
+    rule, length = _rope(rope, flag) if rope is not None else None, min(lengths, default=0)
+    changes = ModelChanges(flag, rule, length, given=json_flag(flag, data))
     return (changes if changes.rope or changes.length else None), others
 
 

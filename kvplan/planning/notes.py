@@ -55,10 +55,11 @@ def _to_paste(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Ou
     needs, beyond = _start(engine, outcome)
     spare = [have - need for need, have in zip(needs, outcome.kv_bytes, strict=True)]
     weights = outcome.settings.weights
-    stored = f" (a checkpoint in {weights})" if weights != "auto" and "--quantization" not in line else ""
-    text = f"to paste: {line}{stored}{'; ' if pasted.beside else ''}{pasted.beside}"
+    stored = f"a checkpoint in {weights}" if weights != "auto" and "--quantization" not in line else ""
+    beside = [said for said in (stored, pasted.beside) if said]
+    text = f"to paste: {line}"  # alone on its line: a shell would run what stands behind it
     if outcome.waterfalls is None or outcome.settings.kv_cache_memory_bytes is not None:
-        yield text
+        yield "\n".join((text, *filter(None, ("; ".join(beside),))))
         return
     worst = min(
         left - sum(t.high_bytes - t.bytes for t in f.terms) for left, f in zip(spare, outcome.waterfalls, strict=True)
@@ -68,7 +69,8 @@ def _to_paste(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome: Ou
         if worst >= 0
         else (f"{gib(-worst)} short if every modelled term is at its upper bound")
     )
-    yield f"{text}; leaves {gib(min(spare))} per GPU beyond {beyond} ({least})"
+    beside.append(f"leaves {gib(min(spare))} per GPU beyond {beyond} ({least})")
+    yield f"{text}\n{'; '.join(beside)}"
 
 
 def _start(engine: Engine, outcome: Outcome) -> tuple[list[int], str]:

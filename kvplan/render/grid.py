@@ -80,6 +80,8 @@ class Notes(NamedTuple):
 
     lines: Sequence[str]
     title: str = ""
+    verbatim: bool = False
+    """Lines to copy: never broken, nothing put in front."""
 
 
 class Warnings(NamedTuple):

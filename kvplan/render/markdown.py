@@ -43,6 +43,8 @@ def _part(part: Part, heading: str) -> list[str]:
         return _headed(part.title, [table, *([escape(part.note)] if part.note else [])])
     if isinstance(part, Bar):
         return _headed(part.title, _bar(part))
+    if isinstance(part, Notes) and part.verbatim:
+        return _headed(part.title, ["\n".join(("```", *map(clean, part.lines), "```"))])
     if isinstance(part, Notes):
         return _headed(part.title, ["\n".join(f"- {escape(line)}" for line in part.lines)] if part.lines else [])
     if not isinstance(part, Warnings):

@@ -5,6 +5,7 @@ Every figure says per GPU, per replica or total, and per token or per request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvplan.render.grid import Bar, Column, Document, Grid, KeyValues, Notes, Part, Segment, Title
@@ -12,6 +13,9 @@ from kvplan.render.speed import speed_part
 from kvplan.units import gib, human_bytes, human_count
 
 Plain = dict[str, Any]
+
+PASTE = "to paste: "
+"""How the note begins whose first line is a command."""
 
 
 def plan_report(plan: Plain) -> Document:
@@ -35,8 +39,7 @@ def plan_report(plan: Plain) -> Document:
         parts += serving_parts(plan)
     if plan["verdict"]["hints"]:
         parts.append(_hints(plan))
-    if plan["verdict"]["notes"]:
-        parts.append(Notes(plan["verdict"]["notes"], title="To know"))
+    parts += _notes(plan["verdict"]["notes"])
     assumed = _assumptions(plan)
     if assumed:
         parts.append(assumed)
@@ -296,6 +299,20 @@ def _ends(capacity: Plain, name: str) -> str:
     if low is None or high is None or low == high:
         return ""
     return f" ({low:,.2f} to {high:,.2f})" if isinstance(low, float) else f" ({low:,} to {high:,})"
+
+
+def _notes(notes: Sequence[str]) -> list[Notes]:
+    """The command to paste in a block of its own, and the sentences."""
+    said, pasted = [], []
+    for note in notes:
+        line, _, rest = note.removeprefix(PASTE).partition("\n")
+        if note.startswith(PASTE):
+            pasted.append(line)
+            said += [f"the line to paste: {rest}"] if rest else []
+        else:
+            said.append(note)
+    blocks = (Notes(pasted, "To paste", verbatim=True), Notes(said, "To know"))
+    return [block for block in blocks if block.lines]
 
 
 def _hints(plan: Plain) -> Grid:

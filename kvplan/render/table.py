@@ -72,7 +72,7 @@ def draw(document: Document, *, width: int, color: bool = False, unicode: bool =
         if drawn and paper.tell():
             console.print()
         for piece in drawn:
-            console.print(piece)
+            console.print(piece, soft_wrap=isinstance(part, Notes) and part.verbatim)
     return _TAIL.sub(lambda tail: _END if tail[0].lstrip(" ").startswith(_END) else "", paper.getvalue())
 
 
@@ -92,6 +92,9 @@ class _Pen:
             yield from _listed("warning:", "yellow", part.lines)
         elif not isinstance(part, KeyValues | Grid | Bar | Notes):
             yield from self.picture(part)
+        elif isinstance(part, Notes) and part.verbatim:
+            yield _text(part.title, "bold")
+            yield from (_text(" " * _INDENT + clean(line)) for line in part.lines)
         elif not part.title:
             yield from self.body(part, self.width)
         else:

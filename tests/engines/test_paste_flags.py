@@ -57,7 +57,9 @@ SAME = (
 
 def _note(made: Plan) -> str:
     text = next(t for t in made.verdict.notes if t.startswith("to paste: "))
-    return text.removeprefix("to paste: ").partition("; leaves")[0]
+    line, _, rest = text.removeprefix("to paste: ").partition("\n")
+    beside = rest.partition("leaves ")[0].rstrip("; ")
+    return f"{line}; {beside}" if beside else line
 
 
 def _has(engine: str, flag: str) -> bool:

@@ -68,6 +68,7 @@ def test_vllm_refuses_a_context_beyond_the_models() -> None:
     error = refusal(max_model_len=200_000)
     assert "131,072" in str(error)
     assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN" in (error.hint or "")
+    assert 'kvplan plan "vllm serve meta-llama/Llama-3.1-8B --max-model-len 200000' in (error.hint or "")
     found = plan("llama-3.1-8b", max_model_len=200_000, allow_long_max_model_len=True)
     assert any("200,000" in w for w in found.warnings)
 

@@ -271,7 +271,7 @@ def _check_format(model: ModelSpec, fmt: Format, dtype: str, rules: Rules) -> No
 
 def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rules, longest: int | None) -> list[str]:
     """Refuse what no memory makes legal; returns warnings."""
-    warnings = _check_length(settings, longest, rules) + _dtype_warnings(model, gpu)
+    warnings = _check_length(model, settings, gpu, longest, rules) + _dtype_warnings(model, gpu)
     check_served(settings.extra)
     _check_batch(settings, rules)
     _check_block(model, settings, rules)
@@ -346,15 +346,20 @@ def _dtype_warnings(model: ModelSpec, gpu: GpuSpec | None) -> list[str]:
     ]
 
 
-def _check_length(settings: Settings, limit: int | None, rules: Rules) -> list[str]:
+def _check_length(
+    model: ModelSpec, settings: Settings, gpu: GpuSpec | None, limit: int | None, rules: Rules
+) -> list[str]:  # fmt: skip
     if not limit or settings.max_model_len <= limit:
         return []
     if not settings.allow_long_max_model_len:
+        from kvplan.engines.vllm.unsupported import stretching
+
         raise UnsupportedError(
             f"vLLM {rules.name} refuses {settings.max_model_len:,} tokens: the model's maximum is {limit:,}",
             where="--max-model-len",
-            hint=f"type --max-model-len {limit}, or plan the `vllm serve` line with the --hf-overrides that stretch "
-            "it, or put VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 before the command",
+            hint=f"type --max-model-len {limit}; or lift the limit: VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 before the "
+            "command, allow-long-max-model-len: true in a rule file, allow_long_max_model_len=True in Python; or "
+            f"stretch it: {stretching(model, settings, gpu, limit, rules)}",
         )
     return [
         f"max_model_len {settings.max_model_len:,} is above the model's {limit:,} (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1)"

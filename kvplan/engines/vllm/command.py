@@ -9,7 +9,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.command_line import Grammar, Reading, Word, words
-from kvplan.engines.model_changes import ModelChanges, Quantization, from_config, read_dtype, replaced_keys, unmodelled
+from kvplan.engines.model_changes import (
+    ModelChanges,
+    Quantization,
+    from_config,
+    json_flag,
+    read_dtype,
+    replaced_keys,
+    unmodelled,
+)
 from kvplan.engines.options import Option
 from kvplan.engines.versions import at_least
 from kvplan.engines.vllm.flags import LAYOUT, OPTIONS, SERVED
@@ -209,7 +217,11 @@ def _changes(reading: Reading) -> None:
         return
     flag = "--rope-scaling" if scaling else "--hf-overrides"
     changes, others = from_config(keys, flag)
-    reading.changes = changes._replace(legacy=bool(scaling)) if changes else None
+    if changes and scaling:
+        own = {key: value for key, value in keys.items() if key != "rope_scaling"}
+        parts = [json_flag(flag, scaling), *([json_flag("--hf-overrides", own)] if own else [])]
+        changes = changes._replace(legacy=True, given=" ".join(parts))
+    reading.changes = changes
     if others:
         reading.warnings.append(unmodelled("--hf-overrides", others))
 

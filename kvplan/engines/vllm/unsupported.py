@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplan.cache.sharding import legal_sizes
+from kvplan.engines.model_changes import json_flag
+from kvplan.engines.vllm.versions import LATEST
 from kvplan.errors import UnsupportedError
 from kvplan.spec.formats import get_format
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings
     from kvplan.engines.vllm.versions import Rules
+    from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
 _LEAST: tuple[tuple[str, float, float], ...] = (
@@ -26,6 +29,39 @@ _NO_STAGES = (
 )  # fmt: skip
 """Architectures that do not run in pipeline stages, in no release from 0.17.0 to 0.33.0: their classes in
 ``vllm/model_executor/models/`` lack ``SupportsPP`` (``vllm/config/model.py``, ``verify_with_parallel_config``)."""
+
+
+YARN = {"Qwen3ForCausalLM": (40_960, 32_768, 4), "Qwen3MoeForCausalLM": (40_960, 32_768, 4)}
+"""Architecture -> (stated maximum, tokens before stretching, largest factor) where the model's own documentation says
+how to stretch it with YaRN: the section on long texts of the cards of Qwen/Qwen3-32B and Qwen/Qwen3-235B-A22B."""
+_THETA = 1_000_000
+"""``rope_theta`` of those models, which a replaced ``rope_parameters`` has to repeat."""
+
+
+def stretching(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, limit: int, rules: Rules) -> str:
+    """What to type for a length above the model's maximum: the command where the model's documentation says how.
+
+    Up to vLLM 0.11 the rule is called ``rope_scaling``. ``max_position_embeddings`` is there because 0.30 and above do
+    not multiply it (`kvplan.engines.vllm.command.longest`).
+    """
+    stated, original, most = YARN.get(model.architecture or "", (0, 1, 0))
+    factor = -(-settings.max_model_len // original)
+    name = model.repo or model.id
+    if model.rope is not None or stated != limit or factor > most:
+        return (
+            f"with the rope rule of the model's documentation as JSON, kvplan plan \"vllm serve {name} --max-model-len "
+            f"{settings.max_model_len} --hf-overrides 'JSON'\""
+        )
+    rule = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original}
+    if rules.version >= (0, 12, 0):
+        keys = {"rope_parameters": {"rope_theta": _THETA, **rule}, "max_position_embeddings": original * factor}
+    else:
+        keys = {"rope_scaling": rule, "max_position_embeddings": original * factor}
+    layout = f" -tp {settings.tensor_parallel_size}" if settings.tensor_parallel_size > 1 else ""
+    given = f"vllm serve {name}{layout} --max-model-len {settings.max_model_len} {json_flag('--hf-overrides', keys)}"
+    quoted = given.replace('"', '\\"')
+    more = f" --engine vllm@{rules.name}" if rules.name != LATEST else ""
+    return f'with YaRN as its documentation has it, kvplan plan "{quoted}"{f" --gpu {gpu.id}" if gpu else ""}{more}'
 
 
 def check_stages(model: ModelSpec, rules: Rules) -> None:

@@ -94,6 +94,8 @@ def _part(part: Part) -> str:
             _scrolling(_table(part), part.title),
             *([element("p", escape(part.note), class_="note")] * bool(part.note)),
         ]
+    elif isinstance(part, Notes) and part.verbatim:
+        body = [element("p", element("code", escape(line))) for line in part.lines]
     elif isinstance(part, Notes):
         body = [element("ul", *(element("li", escape(line)) for line in part.lines))] if part.lines else []
     elif isinstance(part, Warnings):
