@@ -43,6 +43,10 @@ def parse_size(text: str, flag: str) -> int:
                 where=flag,
                 hint=f"type {digits}{letter}iB (powers of 2) or {digits}{letter}B (powers of 10)",
             )
+        if unit.lower() in ("ki", "mi", "gi", "ti"):
+            raise InputError(
+                f"unknown unit {unit!r} in {printable(text)!r}", where=flag, hint=f"type {digits}{letter}iB"
+            )
         what = f"unknown unit {unit!r} in" if unit else "no unit in"
         raise InputError(f"{what} {printable(text)!r}", where=flag, hint="write it as 80GiB (2^30) or 80GB (10^9)")
     value = _scaled(digits, factor, text, flag, "byte")

@@ -161,6 +161,11 @@ def _unknown_gpu(name: str) -> UnknownNameError:
     """The nearest accelerators by id, alias or driver name, and the way without any."""
     from kvplan.catalog._names import GPU_NAMES, GPUS
 
+    if name.strip().isdigit():
+        return UnknownNameError("GPU", name, [], more=f"for {name.strip()} GPUs: --gpu NAME -tp {name.strip()}")
+    count, one = _several(name)
+    if count:
+        return UnknownNameError("GPU", name, [], more=f"for {count} of them: --gpu {one} -tp {count}")
     more = "describe it with --gpu-memory and --gpu-bandwidth; `kvplan gpus list` shows all"
     return _unknown("GPU", name, name, GPUS, GPU_NAMES, more, "? or ")
 
@@ -174,13 +179,31 @@ def _unknown(
         more: what else can be done, after `then`.
     """
     near: list[str] = []
-    for hit in UnknownNameError(what, key, list(dict.fromkeys((*ids, *names)))).near:
+    known = list(dict.fromkeys((*ids, *names))) if len(key) > 1 else []  # a single sign is near to everything
+    for hit in UnknownNameError(what, key, known).near:
         owner = names.get(hit, hit)
         near += [o for o in (owner if isinstance(owner, tuple) else (owner,)) if o not in near]
     hint = f"did you mean {', '.join(near[:5])}{then}{more}" if near else more
     shown = UnknownNameError(what, name, [], more=hint)
     shown.near = near[:5]
     return shown
+
+
+def _several(name: str) -> tuple[int, str]:
+    """(how many, of which accelerator) of a text that names several of one kind; (0, "") where it does not."""
+    import re  # only on the error path
+
+    counted = r"(\d{1,4})\s*[x*]\s*(\S.*)|(.*\S)\s*[x*:]\s*(\d{1,4})"  # 2xl40s, 2 x l40s, l40s:2, l40sx2
+    parts = {part.strip() for part in name[:200].split(",")}
+    count = name.count(",") + 1
+    if len(parts) == 1 and count > 1:
+        one = parts.pop()
+    elif (match := re.fullmatch(counted, name[:200].strip(), re.IGNORECASE)) is not None:
+        count, one = int(match[1] or match[4]), match[2] or match[3]
+    else:
+        return 0, ""
+    owners = _lookup_gpu(one)
+    return (count, owners[0]) if len(owners) == 1 else (0, "")
 
 
 def resolve_gpu_name(text: str) -> str | None:

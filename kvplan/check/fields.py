@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvplan.check.document import Node
 from kvplan.check.problems import Place, Problems
 from kvplan.engines.options import Option
+from kvplan.engines.other_words import flag_for
 from kvplan.errors import KvplanError, nearest, printable
 
 NOT_HERE = frozenset({"hub", "from_log"})
@@ -74,7 +75,8 @@ class Keys:
 
     def _unknown(self, name: str, place: Place, also: Sequence[str], workload: bool, problems: Problems) -> None:
         known = [*also, *(sorted(self.workload) if workload else self.by_key)]
-        near = nearest(name, known, 3)
+        meant = flag_for(name, {f"--{key}" for key in known})
+        near = [meant[2:]] if meant else nearest(name, known, 3)
         hint = f"did you mean {', '.join(near)}?" if near else "`kvplan check --schema` lists the keys"
         if workload and not near:
             hint = f"a workload has {', '.join(o.flags[0][2:] for o in self.options if o.panel == 'Workload')}"

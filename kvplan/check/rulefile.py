@@ -168,6 +168,10 @@ class _Reader:
             return None
         if not expect(node, dict, "a rule file is a mapping", self.problems, f"begin it with schema: {SCHEMA}"):
             return None
+        if {"apiVersion", "kind"} <= node.value.keys() or "services" in node.value:
+            told = f"name it in one (deployments: {{NAME: {{from: {name}}}}}), or `kvplan check --init` writes one"
+            self.problems.add(node.place, "a manifest that starts an engine, and no rule file", told)
+            return None
         file = self.files[real] = _File(path, name, node)
         self._tag(node)
         only(node, TOP, self.problems)

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from kvplan._version import __version__
 from kvplan.cli.output import FORMATS, Output
-from kvplan.errors import InputError, UnknownNameError, printable
+from kvplan.errors import InputError, UnknownNameError, nearest, printable
 
 VERBS: dict[str, tuple[str, str]] = {
     "plan": ("kvplan.cli.plan", "does this deployment fit, how many tokens and requests"),
@@ -95,10 +95,13 @@ class _Flags:
         self.path = path
         self.takes_value: dict[str, bool] = {}
         self.hidden: set[str] = set()
+        self.once: set[str] = set()
         for param in params:
             if param.param_type_name == "option":
                 for name in (*param.opts, *param.secondary_opts):
                     self.takes_value[name] = not (param.is_flag or param.count)
+                    if not param.multiple:
+                        self.once.add(name)
                     if param.hidden:
                         self.hidden.add(name)
 
@@ -113,7 +116,7 @@ class _Flags:
             InputError: an option without its value, or a value for one that takes none.
         """
         found: list[str] = []
-        rest = list(args)
+        rest, seen = list(args), ""
         while rest:
             arg = rest.pop(0)
             if arg == "--" or (not interspersed and not _looks_like_option(arg)):
@@ -127,6 +130,10 @@ class _Flags:
             if name not in self.takes_value:
                 raise self._unknown(name)
             found.append(name)
+            if name == "--gpu" and name in self.once:
+                if seen:
+                    raise InputError("is there twice", where=name, hint="for two GPUs of a kind: one --gpu, and -tp 2")
+                seen = name
             if not self.takes_value[name]:
                 if equals:
                     raise InputError("takes no value", where=name, hint=f"type {name} alone")
@@ -148,8 +155,14 @@ class _Flags:
                 return UnknownNameError(
                     "option", name, [], more=f"did you mean {name[:size]} {printable(name[size:])}?"
                 )
-        from kvplan.cli.other_words import flag_for
+        from kvplan.cli.other_words import belongs_to_a_line
+        from kvplan.engines.other_words import flag_for
 
+        if name == "-f" and self.path.endswith(" check"):
+            return UnknownNameError("option", name, [], more=f"the file is an argument: {self.path} kvplan.yaml")
+        if belongs_to_a_line(name) and self.path.endswith((" plan", " sweep", " compare", " fit", " explain")):
+            line = f'put the engine\'s line in quotes: {self.path} "vllm serve MODEL {name} ..."'
+            return UnknownNameError("option", name, [], more=line)
         if (meant := flag_for(name, known)) is not None:
             return UnknownNameError("option", name, [], more=f"it is called {meant} here; {self._help()}")
         return UnknownNameError("option", name, known, more=self._help())
@@ -169,7 +182,7 @@ def _output_options(formats: Sequence[str]) -> list[TyperOption]:
         option(
             "out_format", "--format", metavar="NAME", text=f"{', '.join(formats)}; a table on a terminal, else text"
         ),
-        option("out_json", "--json", is_flag=True, text="short for --format json"),
+        option("out_json", "--json", is_flag=True, text="short for --format json", hidden="json" not in formats),
         option("out_file", "-o", "--output", metavar="FILE", text="write there, whole or not at all"),
         option("out_color", "--color", metavar="WHEN", text="auto, always or never; NO_COLOR and FORCE_COLOR count"),
         option("out_quiet", "-q", "--quiet", is_flag=True, text="no warnings and notes on stderr"),
@@ -191,7 +204,33 @@ class Verb(TyperCommand):
         if ctx.resilient_parsing:  # a shell asks for completions in the middle of a line
             return super().parse_args(ctx, args)
         flags = _Flags(self.get_params(ctx), ctx.command_path)
-        return super().parse_args(ctx, flags.normalise(args, interspersed=True))
+        if len(args) > 1 and any(p.name == "model" for p in self.params):
+            from kvplan.cli.other_words import before_quotes
+
+            if before_quotes(args):
+                shown = printable(" ".join(args[:3]), 80)
+                more = " ..." if len(args) > 3 else ""
+                raise InputError(
+                    "an engine's command line is one argument", where="MODEL",
+                    hint=f'put it in quotes: {ctx.command_path} "{shown}{more}"',
+                )  # fmt: skip
+        typed = flags.normalise(args, interspersed=True)
+        try:
+            return super().parse_args(ctx, list(typed))
+        except typer.TyperException as error:
+            self._extra(ctx, flags, typed, error)
+            raise
+
+    def _extra(self, ctx: Any, flags: _Flags, typed: list[str], error: typer.TyperException) -> None:
+        """A better hint where an argument too many is an accelerator's name."""
+        if "extra argument" not in str(getattr(error, "message", "")) or "--gpu" not in flags.takes_value:
+            return
+        from kvplan.cli.other_words import extra_word
+
+        rest = iter(typed)
+        words = [w for w in rest if not (_looks_like_option(w) and (not flags.takes_value.get(w) or next(rest, "")))]
+        if (hint := extra_word(ctx.command_path, words)) != "":
+            raise InputError(f"unexpected extra argument {printable(words[1], 60)!r}", hint=hint) from None
 
     def invoke(self, ctx: Any) -> Any:
         taken = {name: ctx.params.pop(f"out_{name}") for name in ("format", "json", "file", "color", "quiet", "debug")}
@@ -260,6 +299,8 @@ class Group(TyperGroup):
 
     def elsewhere(self, ctx: Any, name: str) -> str:
         """What to say to an unknown command besides the near ones."""
+        if "list" in self.list_commands(ctx) and not nearest(name, self.list_commands(ctx)):
+            return f"to look it up: {ctx.command_path} list {printable(name, 60)}"
         return f"`{ctx.command_path} --help` lists the commands"
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -172,7 +172,11 @@ def _reports(texts: Sequence[str]) -> list[tuple[str, str]]:
     for text in texts:
         name, equals, file = text.partition("=")
         if not equals or not file:
-            raise InputError(f"{printable(text, 60)!r} names no file", where="--report", hint="--report sarif=FILE")
+            raise InputError(
+                f"{printable(text, 60)!r} names no file",
+                where="--report",
+                hint=f"--report {name if name in _REPORTS else 'sarif'}=FILE",
+            )
         if name not in _REPORTS:
             known = f"known: {', '.join(_REPORTS)}"
             raise UnknownNameError("format", name, list(_REPORTS), where="--report", more=known)
@@ -201,14 +205,25 @@ def _write(out: Output, result: Mapping[str, Any], extra: Sequence[tuple[str, st
         drawn.append((baseline, _text(out, "json", result)))
     main = _text(out, out.format, result)
     with ExitStack() as files:  # replaced together, once all are there
-        for file, text in drawn:
-            files.enter_context(output.replacing(file)).write(text.encode("utf-8", "backslashreplace"))
+        for place, (file, text) in enumerate(drawn):
+            with _told("--report" if place < len(extra) else "--write-baseline"):
+                files.enter_context(output.replacing(file)).write(text.encode("utf-8", "backslashreplace"))
         if out.file is not None:
             files.enter_context(output.replacing(out.file)).write(main.encode("utf-8", "backslashreplace"))
     for file, _ in drawn:
         out.note(f"wrote {printable(file)}")
     if out.file is None:
         out.write(main)
+
+
+@contextmanager
+def _told(flag: str) -> Iterator[None]:
+    """An error about a file says the flag that names it."""
+    try:
+        yield
+    except InputError as error:
+        error.where = flag
+        raise
 
 
 def _text(out: Output, name: str, result: Mapping[str, Any]) -> str:
@@ -297,7 +312,7 @@ def _init(out: Output, file: str | None) -> int:
     found = find_starts(os.path.dirname(path) or ".")
     output.write_file(path, starter(found))
     fits = sum(not item.problem for item in found)
-    said = f"{fits:,} deployments from this folder" if fits else "an example"
+    said = f"{fits:,} deployment{'s' * (fits > 1)} from this folder" if fits else "an example"
     found_alone = find_file()
     plain = found_alone is not None and os.path.samefile(found_alone, path)
     command = "kvplan check" if plain else f"kvplan check {shlex.quote(path)}"

@@ -39,7 +39,7 @@ def completion(
     from typer._completion_shared import get_completion_script
 
     if shell not in SHELLS:
-        raise UnknownNameError("shell", shell, list(SHELLS))
+        raise UnknownNameError("shell", shell, list(SHELLS), more=f"known: {', '.join(SHELLS)}")
     script = get_completion_script(prog_name="kvplan", complete_var=COMPLETE, shell=shell)
     if shell == "zsh":
         script = script.replace(f"\n{REGISTER}", f"\n{AUTOLOADED}")

@@ -8,6 +8,7 @@ import typer
 
 from kvplan.cli import output
 from kvplan.cli.app import SETTINGS, Verb
+from kvplan.errors import KvplanError
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine
@@ -24,10 +25,20 @@ def engines(
     """The engines that --engine takes: versions whose source was read, and how each lays out its cache."""
     from kvplan.engines import distinct, get_engine
 
-    found = [get_engine(known) for known in distinct()] if name is None else [get_engine(name)]
+    found = [get_engine(known) for known in distinct()] if name is None else [_named(name)]
     payload = {"schema": "kvplan.engines/1", "engines": [plain(engine) for engine in found]}
     warnings = found[0].warnings if name is not None else ()
     output.of(ctx).emit(lambda: _document(payload, one=name is not None), payload, warnings=warnings)
+
+
+def _named(name: str) -> Engine:
+    from kvplan.engines import get_engine
+
+    try:
+        return get_engine(name)
+    except KvplanError as error:
+        error.where = None  # NAME was typed, and no flag
+        raise
 
 
 def plain(engine: Engine) -> dict[str, Any]:

@@ -1,37 +1,37 @@
-"""What people type for a flag that is called otherwise here: words of engines, papers and other calculators.
-
-Only an error message reads this; nothing is accepted under two names.
-"""
+"""What is meant by words that a command does not have: an engine's own flags, a line without quotes, a bare GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Sequence
 
-OTHERS = {
-    "--max-model-len": "context context-len context-length context-size context-window ctx ctx-len max-context "
-    "max-len max-length max-seq-len max-sequence-length n-ctx seq-len seqlen sequence-length",
-    "--weights": "dtype precision quant quantization torch-dtype weight-dtype weight-format weights-dtype wbits",
-    "--kv-cache-dtype": "cache-dtype cache-type kv kv-cache kv-cache-type kv-dtype kv-precision kv-quant kv-type",
-    "--concurrency": "batch bs concurrent concurrent-requests concurrent-users max-concurrency num-requests requests "
-    "users",
-    "--prompt-tokens": "input input-len input-length input-tokens isl prompt prompt-len prompt-length",
-    "--output-tokens": "gen-len max-new-tokens max-tokens osl output-len output-length",
-    "--shared-prefix-tokens": "prefix prefix-len shared-prefix system-prompt-tokens",
-    "--request-rate": "arrival-rate qps rate rps",
-    "--gpu-memory": "gpu-mem mem memory vram",
-    "--gpu-memory-utilization": "gpu-util gpu-utilization memory-utilization",
-    "--gpus": "gpu-count n-gpus ngpus num-gpus",
-    "--gpu": "accelerator card device gpu-name gpu-type hardware",
-    "--tensor-parallel-size": "tensor-parallel tp tp-size",
-    "--pipeline-parallel-size": "pipeline-parallel pp pp-size",
-    "--data-parallel-size": "data-parallel dp dp-size",
-    "--enable-expert-parallel": "ep ep-size expert-parallel expert-parallel-size",
-    "--engine": "backend framework runtime",
-}
-"""flag -> the other words, without dashes."""
+from kvplan.errors import printable
+
+ENGINE_ONLY = ("hf-overrides", "rope-scaling", "rope-theta", "override-kv", "json-model-override-args")
+"""Flags of engines that change the model, which kvplan reads in an engine's own line alone."""
 
 
-def flag_for(typed: str, known: Container[str]) -> str | None:
-    """The flag of a command that `typed` means; None: no word for any flag that it has."""
-    word = typed.lstrip("-").lower()
-    return next((flag for flag, words in OTHERS.items() if word in words.split() and flag in known), None)
+def belongs_to_a_line(typed: str) -> bool:
+    """Whether `typed` is a flag that an engine's command line may have and kvplan's own may not."""
+    return typed.lstrip("-").lower() in ENGINE_ONLY
+
+
+def before_quotes(words: Sequence[str]) -> bool:
+    """Whether words begin an engine's command line that was typed without quotes around it."""
+    return words[0] in ("llama-server", "trtllm-serve") or (
+        words[0] in ("vllm", "ollama", "python", "python3", "sglang") and words[1] in ("serve", "run", "-m")
+    )
+
+
+def extra_word(path: str, words: Sequence[str]) -> str:
+    """What to type in place of an argument too many, where that can be told; else empty."""
+    from kvplan.catalog import resolve_gpu_name
+    from kvplan.errors import KvplanError
+
+    for word in words[1:]:
+        try:
+            found = resolve_gpu_name(word)
+        except KvplanError:
+            found = word
+        if found:
+            return f"an accelerator is named with a flag: {path} {printable(words[0], 60)} --gpu {printable(word, 60)}"
+    return ""

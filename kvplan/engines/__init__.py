@@ -59,6 +59,12 @@ def get_engine(name: str = DEFAULT_ENGINE) -> Engine:
     try:
         module, attribute = ENGINES[base.lower()]
     except KeyError:
+        start, equals, number = base.partition("=")
+        if equals and start.strip().lower() in ENGINES:
+            raise InputError(
+                f"{printable(name, 60)!r} is no engine", where="--engine",
+                hint=f"type {start.strip().lower()}@{printable(number.strip('= '), 30)}",
+            ) from None  # fmt: skip
         raise UnknownNameError(
             "engine", base, list(ENGINES), where="--engine", more=f"known: {', '.join(ENGINES)}"
         ) from None

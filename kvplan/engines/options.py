@@ -56,7 +56,9 @@ def parse_count(text: str, flag: str) -> int:
     digits = text.strip().replace(",", "").replace("_", "")
     if not digits.isascii() or not digits.isdigit():
         raise InputError(
-            f"{printable(text, 40)!r} is not a whole number above 0", where=flag, hint=f"{flag} 8, for example"
+            f"{printable(text, 40)!r} is not a whole number above 0",
+            where=flag,
+            hint=f"{flag}{' ' if flag.startswith('-') else '='}8, for example",
         )
     if len(digits) > 16 or int(digits) > _MAX_COUNT:
         raise InputError(f"{printable(text, 40)!r} is absurdly large", where=flag, hint="check the digits")
@@ -72,9 +74,11 @@ def parse_share(text: str, flag: str) -> float:
         InputError: anything else; a percentage is answered with the share it means.
     """
     try:
-        value = float(text)
+        value = float(text.strip().removesuffix("%"))
     except ValueError:
         value = float("nan")
+    if text.strip().endswith("%") and 0 < value <= 100:
+        raise InputError(f"{printable(text, 40)!r} is not a share", where=flag, hint=f"type {flag} {value / 100:g}")
     if not 0 < value <= 1:
         hint = f"type a number above 0 and up to 1, such as {flag} 0.9"
         if 1 < value < 10:

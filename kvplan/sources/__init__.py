@@ -141,7 +141,12 @@ def override_gpu(gpu: GpuSpec | None, memory_bytes: int | None, bandwidth: int |
 def _is_path(text: str) -> bool:
     """Whether a name is meant as a file: it ends like one, or starts like a path."""
     ends = (".yaml", ".yml", ".json", ".gguf", ".safetensors")
-    return text.lower().endswith(ends) or text.startswith(("/", "./", "../", "~")) or text in (".", "..")
+    return (
+        text.lower().endswith(ends)
+        or text.startswith(("/", "./", "../", "~", ".\\", "..\\"))
+        or text in (".", "..")
+        or text[1:3] in (":\\", ":/")
+    )
 
 
 def _has_config(text: str) -> bool:

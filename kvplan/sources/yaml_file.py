@@ -57,7 +57,11 @@ def load_gpu_file(path: str | os.PathLike[str]) -> GpuSpec:
     Raises:
         SpecError: the first thing that is wrong, with its line.
     """
-    return cast(GpuSpec, _load(path, "gpu"))
+    try:
+        return cast(GpuSpec, _load(path, "gpu"))
+    except SpecError as error:
+        error.hint = (error.hint or "").replace("kvplan models show ID", "kvplan gpus show ID")
+        raise
 
 
 def model_from_text(text: str, name: str) -> ModelSpec:
@@ -138,7 +142,9 @@ def _validate(
         return None, [finding(f"should be a mapping, not {_shown(data)}", (), f"begin it with: schema: {tag}")]
     if data.get("schema") != tag:
         had = f"schema is {_shown(data['schema'])}" if "schema" in data else "no schema"
-        return None, [finding(had, ("schema",), f"write schema: {tag}")]
+        rules = str(data.get("schema", "")).startswith("kvplan.rules/")
+        hint = "a rule file is held by `kvplan check FILE`" if rules else f"write schema: {tag}"
+        return None, [finding(had, ("schema",), hint)]
     plain = {key: value for key, value in data.items() if key != "schema"}
     findings: list[Finding] = []
     if what == "model":

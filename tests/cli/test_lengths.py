@@ -43,8 +43,8 @@ def test_the_variable_counts_for_a_command_line_too(run: Run, monkeypatch: pytes
 def test_a_rule_file_and_python_have_a_word_for_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan("qwen3-32b", max_model_len=65536, allow_long_max_model_len=True).verdict.fits is None
     monkeypatch.chdir(tmp_path)
-    text = "schema: kvplan.rules/1\ndeployments:\n  a:\n    model: qwen3-32b\n    gpu: h200-sxm\n    max-model-len: 64K\n"
-    text += "    rules: verdict.fits == true\n"
+    text = "schema: kvplan.rules/1\ndeployments:\n  a:\n    model: qwen3-32b\n    gpu: h200-sxm\n"
+    text += "    max-model-len: 64K\n    rules: verdict.fits == true\n"
     Path("kvplan.yaml").write_text(text, encoding="utf-8")
     done = run("check")
     assert done.status == 2

@@ -6,8 +6,8 @@ import pytest
 
 from kvplan.cli.app import VERBS
 from kvplan.cli.main import main
-from kvplan.cli.other_words import OTHERS, flag_for
 from kvplan.engines import ENGINES, get_engine
+from kvplan.engines.other_words import OTHERS, flag_for
 from kvplan.planning.settings import _COUNTERPARTS, COMMON
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvplan.errors import InputError, KvplanError, printable
+from kvplan.errors import InputError, KvplanError, UnknownNameError, printable
 from kvplan.sources.commands import raw
 from kvplan.sources.commands.command import LINE, Command, Report, at_source
 from kvplan.sources.commands.files import holds_command, read_text, split_name
@@ -65,6 +65,7 @@ def read_command(text: str, opened: Opened | None = None) -> Command:
         finder = Finder(LINE)
         found = finder.script(_PROMPT.sub("", raw.clean(text)), {})
         if not found:
+            _refuse_name(text)
             raise InputError(f"starts no engine: {printable(' '.join(text.split()), 60)}", where=LINE, hint=_PROGRAMS)
         return _command(_only(found, LINE, ""), finder, LINE, "")
     path, picked = split_name(text)
@@ -83,6 +84,20 @@ def read_command(text: str, opened: Opened | None = None) -> Command:
         return _command(start, finder, source, os.path.dirname(path) or ".")
     except KvplanError as error:
         raise at_source(error, source) from None
+
+
+def _refuse_name(text: str) -> None:
+    """A model's name with blanks in it, where a command line was looked for.
+
+    Raises:
+        UnknownNameError: it is one; the hint has it as the catalog does.
+    """
+    from kvplan.catalog import resolve_model_name
+
+    words = text.split()
+    known = resolve_model_name("-".join(words)) if len(words) < 6 else None
+    if known is not None:
+        raise UnknownNameError("model", " ".join(words), [], more=f"did you mean {known[0]}?")
 
 
 def starts_in(text: str, path: str, finder: Finder, picked: str) -> tuple[list[Start], list[str]]:

@@ -249,6 +249,8 @@ def _read_file(name: str, first: bool) -> GgufHeader:
 
 
 def _parse(reader: _Reader, first: bool) -> GgufHeader:
+    if not reader.size:
+        reader.fail("the file is empty")
     if reader.size < 24 or reader.take(4) != b"GGUF":
         reader.fail("is not a GGUF file")
     version = _version(reader)

@@ -1,0 +1,99 @@
+"""What people type first, and that the hint is what they should have typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run, one_line_error
+
+PLAN = ("plan", "qwen3-32b")
+TWO = "--gpu l40s -tp 2"
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        *(((*PLAN, "--gpu", name), "unknown GPU", TWO)
+          for name in ("2xl40s", "2x l40s", "2 x L40S", "l40s:2", "l40sx2", "l40s*2", "l40s,l40s")),
+        ((*PLAN, "--gpu", "2"), "unknown GPU '2'", "--gpu NAME -tp 2"),
+        ((*PLAN, "--gpu", "l40s", "--gpu", "l40s"), "--gpu: is there twice", "-tp 2"),
+        ((*PLAN, "--num-gpus", "2"), "'--num-gpus'", "it is called --tensor-parallel-size here"),
+        ((*PLAN, "--hf-overrides", "{}"), "'--hf-overrides'", 'kvplan plan "vllm serve MODEL --hf-overrides ..."'),
+        ((*PLAN, "--rope-scaling={}"), "'--rope-scaling'", 'kvplan plan "vllm serve MODEL --rope-scaling ..."'),
+        (("plan", "vllm", "serve", "Qwen/Qwen3-32B", "-tp", "2"), "one argument", '"vllm serve Qwen/Qwen3-32B ..."'),
+        (("plan", "vllm", "serve", "x", "--port", "1"), "one argument", '"vllm serve x ..."'),
+        ((*PLAN, "l40s"), "'l40s'", "kvplan plan qwen3-32b --gpu l40s"),
+        ((*PLAN, "-tp", "2", "l40s", "--enforce-eager"), "'l40s'", "kvplan plan qwen3-32b --gpu l40s"),
+        ((*PLAN, "nothing"), "unexpected extra argument", "--help"),
+        (("plan", "Qwen3 32B"), "unknown model 'Qwen3 32B'", "did you mean qwen3-32b?"),
+        (("plan", "make me a plan"), "starts no engine", "vllm serve"),
+        ((*PLAN, "--engine", "vllm==0.20.0"), "--engine: 'vllm==0.20.0'", "type vllm@0.20.0"),
+        ((*PLAN, "--gpu-memory", "48Gi"), "unknown unit 'Gi'", "type 48GiB"),
+        ((*PLAN, "--gpu-memory-utilization", "95%"), "'95%'", "type --gpu-memory-utilization 0.95"),
+        (("gpus", "l40s"), "unknown command", "kvplan gpus list l40s"),
+        (("models", "qwen3"), "unknown command", "kvplan models list qwen3"),
+        (("check", "-f", "kvplan.yaml"), "'-f'", "kvplan check kvplan.yaml"),
+        (("check", "--report", "junit"), "names no file", "--report junit=FILE"),
+        (("completion", "tcsh"), "unknown shell", "bash, zsh, fish, powershell"),
+        (("plan", "OLLAMA_NUM_PARALLEL=x ollama run qwen3:8b"), "OLLAMA_NUM_PARALLEL", "OLLAMA_NUM_PARALLEL=8"),
+        (("engines", "zzz"), "unknown engine 'zzz'", "known: vllm"),
+        (("plan", r"C:\models\Qwen3-32B"), "no such file or folder", "check the path"),
+    ],
+)  # fmt: skip
+def test_what_was_meant_is_in_the_hint(run: Run, words: tuple[str, ...], message: str, hint: str) -> None:
+    said, advised = one_line_error(run(*words))
+    assert message in said
+    assert hint in advised
+
+
+def test_nothing_is_near_to_a_dash(run: Run) -> None:
+    assert "did you mean" not in one_line_error(run("plan", "-"))[1]
+    assert not one_line_error(run("engines", "zzz"))[0].count("--engine")
+
+
+RULES = "schema: kvplan.rules/1\ndeployments:\n  a:\n    model: qwen3-32b\n"
+MANIFEST = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words", "message", "hint"),
+    [
+        ("kvplan.yaml", RULES, ("plan",), "kvplan.rules/1", "kvplan check"),
+        ("deployment.yaml", MANIFEST, ("check",), "no rule file", "from: deployment.yaml"),
+        ("bad.yaml", f"{RULES}    context: 8192\n", ("check",), "unknown key 'context'", "did you mean max-model-len?"),
+        ("empty.yaml", "", ("plan", "qwen3-32b", "--gpu"), "the file is empty", "kvplan gpus show"),
+        ("empty.yaml", "", ("plan",), "the file is empty", "kvplan models show"),
+        ("empty.gguf", "", ("plan",), "the file is empty", "downloaded whole"),
+    ],
+)
+def test_a_file_of_another_kind(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, words: tuple[str, ...],
+    message: str, hint: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text, encoding="utf-8")
+    done = run(*words, name)
+    assert done.status == 2
+    assert message in done.err
+    assert hint in done.err
+
+
+def test_a_report_that_cannot_be_written_names_its_flag(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("kvplan.yaml").write_text(f"{RULES}    rules: kv.bytes_per_token > 0\n", encoding="utf-8")
+    Path("folder").mkdir()
+    assert "--report: cannot write folder" in one_line_error(run("check", "--report", "junit=folder"))[0]
+
+
+def test_idle_gpus_are_told_how_to_work(run: Run) -> None:
+    assert "type -tp 2 to split" in run("plan", "qwen3-32b", "--gpu", "l40s", "--gpus", "2").err
+    assert "type -tp" not in run("plan", "qwen3-32b", "--gpu", "l40s", "--gpus", "3", "-pp", "2").err
+
+
+def test_help_offers_no_json_where_there_is_none(run: Run) -> None:
+    assert "--json" not in run("completion", "--help").out
+    assert "--json" in run("formats", "--help").out
