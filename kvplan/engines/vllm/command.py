@@ -162,8 +162,8 @@ def settle(reading: Reading) -> None:
             near = nearest(method, sorted(METHODS))
             named = f"did you mean {', '.join(near)}? " if near else ""
             hint = f"{named}For a method of a plug-in give kvplan --weights FORMAT"
-            error = InputError("vLLM has no such method of quantization", where=reading.quantization.words, hint=hint)
-            reading.fail("weights", error)
+            unknown = InputError("vLLM has no such method of quantization", where=reading.quantization.words, hint=hint)
+            reading.fail("weights", unknown)
     if read_dtype(reading) == "fp32" and reading.settings.get("kv_cache_dtype", "auto") == "auto":
         hint = "add --kv-cache-dtype bf16 for half of it, or --engine generic --kv-cache-dtype fp32"
         error = UnsupportedError("a cache in float32 is not modelled for vLLM", where="--dtype float32", hint=hint)
