@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.spec.arrays import Number, choose, is_array, last_true, smaller
+from kvplan.spec.arrays import Number, choose, is_array, last_true, last_true_of_each, smaller
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings, Stage
@@ -60,7 +60,10 @@ def requests(
 
     if not (is_array(holds(1)) or is_array(top)):
         return last_true(0, top + 1, holds)
-    found = _most_of_each(holds, top)
+    import numpy
+
+    none = numpy.zeros(numpy.broadcast_shapes(numpy.shape(holds(1)), numpy.shape(top)), numpy.int64)
+    found = last_true_of_each(none, none + top + 1, holds)
     alone = count_at(stages, settings, kv, settings.request_tokens)
     return choose(shared == 0, alone, found) if is_array(shared) else found
 
@@ -71,19 +74,6 @@ def running_limit(settings: Settings) -> int | None:
         return settings.max_num_seqs * int(settings.extra.get("attn_dp_size", 1))
     limit: int | None = settings.extra.get("max_running_requests")
     return limit
-
-
-def _most_of_each(holds: Any, top: Number) -> Number:
-    """The largest count up to `top` that holds, as every smaller one does, for every cell of an array at once."""
-    import numpy
-
-    low = numpy.zeros(numpy.broadcast_shapes(numpy.shape(holds(1)), numpy.shape(top)), numpy.int64)
-    high = low + top + 1
-    while int((high - low).max(initial=0)) > 1:
-        middle = (low + high) // 2
-        held = holds(middle)
-        low, high = numpy.where(held, middle, low), numpy.where(held, high, middle)
-    return low
 
 
 def by_prefix(

@@ -140,6 +140,17 @@ def last_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
     return low
 
 
+def last_true_of_each(low: Number, high: Number, holds: Callable[[Number], Any]) -> Number:
+    """`last_true` for every element of arrays at once."""
+    import numpy
+
+    while int((high - low).max(initial=0)) > 1:
+        middle = (low + high) // 2
+        held = holds(middle)
+        low, high = numpy.where(held, middle, low), numpy.where(held, high, middle)
+    return low
+
+
 def _most_of_each(cost: Callable[[Number], Number], have: Number, limit: int) -> Number:
     """`most` for every element at once; the upper bound is found in Python's own integers, which do not overflow."""
     import numpy
@@ -147,11 +158,7 @@ def _most_of_each(cost: Callable[[Number], Number], have: Number, limit: int) ->
     top, bound = int(have.max()), 1
     while bound < limit and cost(bound) <= top:
         bound = min(2 * bound, limit)
-    low = numpy.zeros(have.shape, numpy.int64)
-    high = numpy.full(have.shape, bound, numpy.int64)
-    for _ in range((bound - 1).bit_length()):  # the gap halves, and is 1 at the end
-        middle = (low + high) // 2
-        holds = cost(middle) <= have
-        low, high = numpy.where(holds, middle, low), numpy.where(holds, high, middle)
+    low, high = numpy.zeros(have.shape, numpy.int64), numpy.full(have.shape, bound, numpy.int64)
+    found = last_true_of_each(low, high, lambda count: cost(count) <= have)
     anything = have >= cost(limit) if cost(limit) <= top else False
-    return numpy.where(anything, MISSING, low)
+    return numpy.where(anything, MISSING, found)

@@ -40,7 +40,7 @@ class Format(Shown):
     residual_tokens: int = 0
     """The newest tokens of a sequence that stay in 16 bits, at most (KIVI)."""
     edge_layers: int = 0
-    """First and last layers, each this many, that stay in the model's dtype (TurboQuant in vLLM)."""
+    """First and last layers, each this many, that stay in 16 bits (TurboQuant in vLLM)."""
     tile: tuple[int, int] | None = None
     """Weights: (rows, columns) of a tile that shares one scale kept beside the matrix."""
     tile_bytes: int = 0

@@ -177,18 +177,27 @@ def vision_parameters(model: ModelSpec) -> int:
     return max((t.parameters for t in model.towers if t.name == "vision"), default=0)
 
 
+ENCODER_SQUARES = 310
+"""Parameters of an image encoder over the square of its width H: those of SigLIP SO400M, 27 layers of 4 H^2 for
+attention and 2 x 4,304/1,152 H^2 for the MLP (``google/siglip-so400m-patch14-384``, ``config.json``)."""
+CUBLAS_BYTES = 2 * 4096 * 1024
+"""``:4096:2:16:8``: two buffers of 4 MiB; eight of 16 KiB besides are not counted."""
+CUBLAS_BYTES_SINCE_HOPPER = 8 * 4096 * 1024
+"""Compute capability 9.0 and later."""
+
+
 def encoder_peaks(stage: Stage, model: ModelSpec, settings: Settings) -> tuple[Peak, int]:
     """(peak of the encoder, bytes of its outputs that stay during the forward pass). First stage only.
 
-    The encoder's width is derived from its parameters, for 27 layers of 4 H^2 + 2 x 3.75 H x H elements; its
-    peak is one layer's: twice its MLP and three hidden states, 2 bytes an element, for every patch.
+    The encoder's width is derived from its parameters (`ENCODER_SQUARES`); its peak is one layer's: twice its MLP and
+    three hidden states, 2 bytes an element, for every patch.
     """
     if encoder_off(model, settings) or not stage.first:
         return Peak("encoder", 0, 0, 0), 0
     batched = settings.max_num_batched_tokens or 0
     item = ITEM_TOKENS.get(model.architecture, 0)
     budget = max(batched, item)
-    hidden = int((vision_parameters(model) / 310.0) ** 0.5)
+    hidden = int((vision_parameters(model) / ENCODER_SQUARES) ** 0.5)
     per_token = PATCHES_PER_TOKEN * 2 * (2 * hidden * 15 // 4 + 3 * hidden)
     items = -(-budget // item) if item and versions.version_of(settings) == EXPANDED_ITEMS else 1
     held = items * budget * model.hidden_size * 2
@@ -213,10 +222,13 @@ def compile_peak(stage: Stage, model: ModelSpec, settings: Settings, vocab_rows:
 
 
 def cublas_bytes(gpu: GpuSpec) -> int:
-    """cuBLAS workspace, which torch's allocator holds: 32 MiB from compute capability 9.0 on, 8 before."""
+    """cuBLAS workspace, which torch's allocator holds; what `CUBLAS_WORKSPACE_CONFIG` would be if it were set.
+
+    Source: torch 2.11 ``aten/src/ATen/cuda/CublasHandlePool.cpp``, ``parseChosenWorkspaceSize``.
+    """
     if gpu.vendor != "nvidia":
         return 0
-    return (32 if major(gpu) >= 9 else 8) * 1024 * 1024
+    return CUBLAS_BYTES_SINCE_HOPPER if major(gpu) >= 9 else CUBLAS_BYTES
 
 
 def major(gpu: GpuSpec) -> int:
