@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,6 +52,17 @@ class Timed(NamedTuple):
     """torch's attention on contiguous caches."""
 
 
+class Refused(NamedTuple):
+    """A shape at which candidates did not serve."""
+
+    batch: int
+    context: int
+    why: tuple[str, ...]
+    """Of all candidates where none served, else empty."""
+    wrong: tuple[tuple[str, float], ...]
+    """(name, error) of those whose result lies too far from float64."""
+
+
 def measure(session: Session) -> list[Row]:
     """Rows by format and shape, their lines, errors and speed-ups; sets ``figures.attention``."""
     found = main_shape(session)
@@ -63,10 +74,11 @@ def measure(session: Session) -> list[Row]:
     for index, fmt in enumerate(PROBE_FORMATS):
         share = session.limits.seconds_left / (len(PROBE_FORMATS) - index)
         share *= 1 if session.limits.slow else _TIME_SHARE
-        timed[fmt] = time_format(session, found, fmt, until=time.monotonic() + share)
+        refused: list[Refused] = []
+        timed[fmt] = time_format(session, found, fmt, until=time.monotonic() + share, refused=refused)
         for one in timed[fmt]:
             rows += _shape_rows(session, found, one)
-        rows += _format_rows(session, found, fmt, timed[fmt])
+        rows += _format_rows(session, found, fmt, timed[fmt], refused)
         session.device.release()
     return rows + _speed_ups(timed)
 
@@ -104,11 +116,20 @@ def grid(session: Session) -> tuple[tuple[int, int], ...]:
     return CPU_QUICK if session.limits.quick else CPU_GRID
 
 
-def time_format(session: Session, shape: HeadShape, fmt: str, *, until: float = float("inf")) -> list[Timed]:
+def time_format(
+    session: Session, shape: HeadShape, fmt: str, *, until: float = float("inf"), refused: list[Refused] | None = None
+) -> list[Timed]:
     """Every shape of the grid that fits, over one pool of pages; none begun after `until`.
 
     On a CPU, where one call may take long, passes go over fewer caches instead, so that all shapes are measured.
+
+    Args:
+        refused: gets the shapes at which candidates were wrong, or none served.
     """
+    if (reason := store.unserved(shape, fmt)) is not None:
+        if fmt == session.layout.formats.k.name:
+            session.lack(f"attention, {fmt}: {reason}")
+        return []
     limits, device = session.limits, session.device
     shapes, share = _fitting(session, shape, fmt), int(limits.max_bytes * _POOL_SHARE)
     wanted = len(grid(session))
@@ -132,6 +153,9 @@ def time_format(session: Session, shape: HeadShape, fmt: str, *, until: float = 
         contiguous = 0 if limits.quick and device.is_cuda else share
         candidates = choose.paths(work, several=device.is_cuda and not limits.quick)
         paged = choose.pick(work, candidates, samples=limits.samples)
+        why = "; ".join(work.rejected) or "no candidate"
+        if refused is not None and (paged is None or work.wrong):
+            refused.append(Refused(batch, context, work.rejected if paged is None else (), work.wrong))
         beside = None
         other = choose.contiguous(work, contiguous)
         if other is not None:
@@ -140,7 +164,7 @@ def time_format(session: Session, shape: HeadShape, fmt: str, *, until: float = 
         if paged is not None:
             found.append(Timed(fmt, batch, context, work.num_bytes, _freed(paged), beside and _freed(beside)))
         else:
-            session.lack(f"attention, {fmt}, {batch} x {context}: nothing serves it ({'; '.join(work.rejected)})")
+            session.lack(f"attention, {fmt}, {batch} x {context}: nothing serves it ({why})")
     return sorted(found, key=lambda one: one.num_bytes)
 
 
@@ -234,25 +258,21 @@ def skipped(picked: Picked) -> str:
     return f"; skipped {', '.join(picked.rejected)}" if picked.rejected else ""
 
 
-def _format_rows(session: Session, shape: HeadShape, fmt: str, timed: list[Timed]) -> list[Row]:
+def _format_rows(
+    session: Session, shape: HeadShape, fmt: str, timed: list[Timed], refused: Sequence[Refused]
+) -> list[Row]:
     """The line of a format and its worst error; the line goes to the calibration.
 
     Lines of latent rows are not judged: products bind them as much as bytes do.
     """
+    rows = _error_rows(session, fmt, timed, refused)
     if not timed:
-        note = "no shape fits into --max-memory, or the time was up"
-        return [row("attention", f"{fmt}: line", predicted=None, measured=None, unit="ratio", note=note)]
-    rows = []
-    on_gpu = session.device.is_cuda
-    worst = max(timed, key=lambda one: one.paged.error)
-    rows.append(
-        row(
-            "attention", f"{fmt}: worst error of a sequence", predicted=choose.TOLERANCE, measured=worst.paged.error,
-            unit="ratio", tolerance=0.0, sense="at_most",
-            note=f"against float64 on the stored numbers, {worst.batch} x {worst.context}; predicted is the bound; "
-            f"storing alone costs {format_error(session, fmt):.1e}",
+        note = store.unserved(shape, fmt) or next(
+            (f"nothing serves {x.batch} x {x.context}: {'; '.join(x.why) or 'no candidate'}" for x in refused),
+            "no shape fits into --max-memory, or the time was up",
         )
-    )  # fmt: skip
+        return [*rows, row("attention", f"{fmt}: line", predicted=None, measured=None, unit="ratio", note=note)]
+    on_gpu = session.device.is_cuda
     line = measured_line(
         [(one.num_bytes, median(one.paged.seconds)) for one in timed], session.figures.read_bytes_per_second
     )
@@ -273,6 +293,23 @@ def _format_rows(session: Session, shape: HeadShape, fmt: str, timed: list[Timed
         )
     )  # fmt: skip
     return rows
+
+
+def _error_rows(session: Session, fmt: str, timed: Sequence[Timed], refused: Sequence[Refused]) -> list[Row]:
+    """The worst error of any path that ran, picked or rejected for it; nothing where none ran."""
+    found = [(one.paged.error, one.paged.path.name, one.batch, one.context) for one in timed]
+    found += [(error, name, one.batch, one.context) for one in refused for name, error in one.wrong]
+    if not found:
+        return []
+    error, path, batch, context = max(found)
+    return [
+        row(
+            "attention", f"{fmt}: worst error of a sequence", predicted=choose.TOLERANCE, measured=error,
+            unit="ratio", tolerance=0.0, sense="at_most",
+            note=f"against float64 on the stored numbers, {batch} x {context}, {path}; predicted is the bound; "
+            f"storing alone costs {format_error(session, fmt):.1e}",
+        )
+    ]  # fmt: skip
 
 
 def format_error(session: Session, fmt: str) -> float:

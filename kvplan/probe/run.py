@@ -349,7 +349,7 @@ def _section(session: Session, section: str, module: str, function: str, *, debu
     """
     try:
         return getattr(import_module(module), function)(session), True
-    except KvplanError:
+    except InputError:
         raise
     except Exception as error:
         _release(session)

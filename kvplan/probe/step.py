@@ -53,6 +53,10 @@ class Held:
     head: torch.Tensor | None
     """[vocabulary, hidden]; None: a step ends before it."""
     fmt: str
+    instead: str = ""
+    """What `fmt` stands for, where it is not the plan's format."""
+    wrong: list[tuple[str, float]] = field(default_factory=list)
+    """(name, error) of every attention that ran and lay too far from float64."""
     pools: dict[HeadShape, PagedKv] = field(default_factory=dict)
     """Pages of all layers with this attention."""
 
@@ -79,10 +83,23 @@ def measure(session: Session) -> list[Row]:
             points.append(time_step(session, held, batch, context))
         except Unserved as problem:
             session.lack(f"decode, step {batch} x {context}: {problem}")
-    rows += point_rows(session, held, points)
+    rows += _wrong_rows(held) + point_rows(session, held, points)
     held.layers.clear()
     held.pools.clear()
     return rows
+
+
+def _wrong_rows(held: Held) -> list[Row]:
+    """A failed row where some attention of the steps lay too far from float64, whether or not another served."""
+    if not held.wrong:
+        return []
+    name, error = max(held.wrong, key=lambda one: one[1])
+    return [
+        row(
+            "decode", "steps: worst error of attention", predicted=choose.TOLERANCE, measured=error, unit="ratio",
+            tolerance=0.0, sense="at_most", note=f"{name}, {held.fmt} cache, against float64; predicted is the bound",
+        )
+    ]  # fmt: skip
 
 
 def _unfit(session: Session) -> str | None:
@@ -104,10 +121,18 @@ def unfit_weights(session: Session) -> str | None:
     return None
 
 
-def cache_format(session: Session) -> str:
-    """The plan's format where the probe has pages in it, else bf16."""
+def cache_format(session: Session) -> tuple[str, str]:
+    """(the plan's format where the probe has pages of all its heads in it, else bf16; what that stands for).
+
+    Activations and weights here are bf16, so a cache in fp16 is one in bf16: the same bytes, the same products.
+    """
     name = session.layout.formats.k.name
-    return name if name in store.FORMATS else "bf16"
+    if name == "fp16":
+        return "bf16", "in place of fp16, which takes the same bytes"
+    heads = {shape for _, mixer in session.layout.spec.mixers() if (shape := head_shape(mixer)) is not None}
+    if name not in store.FORMATS or any(store.unserved(shape, name) for shape in heads):
+        return "bf16", f"in place of {name}, of which there are no pages here" if name != "bf16" else ""
+    return name, ""
 
 
 def _state_bytes(session: Session) -> Callable[[CacheKind], int]:
@@ -139,7 +164,8 @@ def hold(session: Session, *, with_head: bool = True) -> Held | str:
     layers = stack.build(spec, names, head_shape, _state_bytes(session), device, session.seed)
     generator = torch.Generator(device=device).manual_seed(session.seed)
     head = stack.random_weight((vocab, spec.hidden_size), device, generator) if with_head else None
-    return Held(names=names, layers=layers, head=head, fmt=cache_format(session))
+    fmt, instead = cache_format(session)
+    return Held(names=names, layers=layers, head=head, fmt=fmt, instead=instead)
 
 
 def _grid(session: Session, held: Held) -> list[tuple[int, int]]:
@@ -254,6 +280,7 @@ def _attends(
         several = session.device.is_cuda and not session.limits.quick
         work.check_bytes = min(work.check_bytes, int(session.limits.max_bytes * _CHECK_SHARE))
         picked = choose.pick(work, choose.paths(work, several=several), samples=3)
+        held.wrong += work.wrong
         if picked is None:
             raise Unserved(f"no attention serves {held.fmt} ({'; '.join(work.rejected) or 'no candidate'})")
         names.append(picked.path.name + skipped(picked))

@@ -40,6 +40,7 @@ def point_rows(session: Session, held: Held, points: list[Point]) -> list[Row]:
     """A row a point, measured beside predicted, and how far predictions lie off over all of them."""
     before, after = session.speed(), session.speed(session.calibration())
     part = "" if len(held.layers) == session.layout.spec.num_layers else f"{len(held.layers)} layers, scaled; "
+    part += f"bf16 {held.instead}; " if held.instead else ""
     rows, misses, stated = [], [], []
     for point in sorted(points):
         now = predicted_seconds(after, point.batch, point.context)

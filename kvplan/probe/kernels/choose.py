@@ -89,6 +89,8 @@ class Workload:
     """Data of the float64 check at most, but for one sequence, which is checked whatever it takes."""
     rejected: tuple[str, ...] = ()
     """Candidates that did not serve, where none did."""
+    wrong: tuple[tuple[str, float], ...] = ()
+    """(name, error) of candidates that ran and lay further from float64 than `TOLERANCE`, whether or not one served."""
 
     @property
     def copies(self) -> int:
@@ -270,6 +272,7 @@ def pick(work: Workload, candidates: Iterable[Path], *, samples: int, check: boo
     if check:
         truth = reference.truth(work.q[rows], work.pool, work.tables[0][rows], work.lens[rows])
     rejected: list[str] = []
+    wrong: list[tuple[str, float]] = []
     correct: list[tuple[Path, float]] = []
     for path in candidates:
         try:
@@ -283,6 +286,8 @@ def pick(work: Workload, candidates: Iterable[Path], *, samples: int, check: boo
             correct.append((path, error))
         else:
             rejected.append(f"{path.name}: error {error:.1e}")
+            wrong.append((path.name, error))
+    work.wrong = tuple(wrong)
     trials: list[tuple[float, Path, float]] = []
     for path, error in correct if len(correct) > 1 else ():
         try:

@@ -108,6 +108,14 @@ def v_transposed(fmt: str) -> bool:
     return fmt in ("fp8_e4m3", "int8_per_token_head", "int4_g32")
 
 
+def unserved(shape: HeadShape, fmt: str) -> str | None:
+    """Why there are no pages of such heads in a format; None: there are."""
+    dims = (shape.head_dim, shape.head_dim_v)
+    if fmt == "int4_g32" and any(d % (2 * INT4_GROUP) for d in dims):
+        return f"int4 pages hold heads of a multiple of {2 * INT4_GROUP} elements, not {dims}"
+    return None
+
+
 def allocate(
     shape: HeadShape, fmt: str, blocks: int, page: int, device: Any, *, transposed: bool | None = None
 ) -> PagedKv:
@@ -121,9 +129,8 @@ def allocate(
     """
     if fmt not in FORMATS:
         raise UnsupportedError(f"the probe has no pages in {fmt}", hint=f"measure with {', '.join(FORMATS)}")
-    dims = (shape.head_dim, shape.head_dim_v)
-    if fmt == "int4_g32" and any(d % (2 * INT4_GROUP) for d in dims):
-        raise UnsupportedError(f"int4 pages hold heads of a multiple of {2 * INT4_GROUP} elements, not {dims}")
+    if (reason := unserved(shape, fmt)) is not None:
+        raise UnsupportedError(reason)
     turned = (v_transposed(fmt) if transposed is None else transposed) and not shape.latent
     dtype, per_byte = _DTYPES[fmt], 2 if fmt == "int4_g32" else 1
 

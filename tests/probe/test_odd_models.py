@@ -1,0 +1,153 @@
+"""Models and kernels that are not as usual: odd heads, fp16 caches, attention that is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the probe's extra is not installed")
+
+from kvplan.errors import InputError, UnsupportedError
+from kvplan.probe import attention, run, step
+from kvplan.probe.device import detect
+from kvplan.probe.kernels import choose, reference, store
+from kvplan.probe.receipt import Row
+from kvplan.spec.model import ModelSpec
+from kvplan.units import MIB
+
+from .test_step import session_of, small
+
+
+def measured(spec: ModelSpec, *sections: str, **settings: Any) -> Any:
+    """A quick run of some sections on the CPU."""
+    request = run.Request(
+        spec, "vllm", {"max_model_len": 2048, **settings}, detect("cpu"), 256 * MIB, quick=True, sections=sections
+    )
+    return run.validate(request)
+
+
+def with_heads(head_dim: int) -> ModelSpec:
+    """A small model whose heads have this many elements."""
+    spec = small()
+    blocks = {
+        key: replace(block, mixers=tuple(replace(m, head_dim=head_dim) for m in block.mixers))
+        for key, block in spec.blocks.items()
+    }  # fmt: skip
+    return replace(spec, blocks=blocks)
+
+
+def named(receipt: Any, start: str) -> list[Row]:
+    return [r for r in receipt.rows if r.name.startswith(start)]
+
+
+@pytest.mark.parametrize("head_dim", [80, 96])
+def test_heads_that_int4_does_not_hold_leave_the_other_rows(head_dim: int) -> None:
+    receipt = measured(with_heads(head_dim), "bandwidth", "attention")
+    (line,) = named(receipt, "int4_g32")
+    assert (line.measured, line.passed) == (None, None)
+    assert f"a multiple of 64 elements, not ({head_dim}, {head_dim})" in line.note
+    assert all(named(receipt, f"{fmt}, ") for fmt in ("bf16", "fp8_e4m3", "int8_per_token_head"))
+    assert not any("int4" in text for text in receipt.warnings)  # there is nothing of it to measure
+
+
+def test_a_plan_in_int4_whose_heads_have_no_pages_says_so_and_steps_in_bf16() -> None:
+    session = session_of(with_heads(80))
+    formats = session.layout.formats
+    session.layout = session.layout._replace(formats=formats._replace(k=store_format("int4_g32")))
+    assert step.cache_format(session) == ("bf16", "in place of int4_g32, of which there are no pages here")
+    shape = attention.main_shape(session)
+    assert shape is not None
+    assert attention.time_format(session, shape, "int4_g32") == []
+    assert "multiple of 64" in session.lacks[0]
+
+
+def store_format(name: str) -> Any:
+    from kvplan.spec.formats import get_format
+
+    return get_format(name)
+
+
+def test_what_a_section_does_not_support_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(session: Any) -> None:
+        raise UnsupportedError("no pages for these")
+
+    monkeypatch.setattr(attention, "measure", unsupported)
+    receipt = measured(small(), "device", "attention")
+    assert [r.passed for r in named(receipt, "attention failed")] == [False]
+    assert "no pages for these" in named(receipt, "attention failed")[0].note
+    assert {r.section for r in receipt.rows} == {"device", "attention"}
+
+    def wrong(session: Any) -> None:
+        raise InputError("asked for in a way that nothing answers")
+
+    monkeypatch.setattr(attention, "measure", wrong)
+    with pytest.raises(InputError):
+        measured(small(), "device", "attention")
+
+
+def test_a_cache_in_fp16_is_measured_as_one_in_bf16() -> None:
+    receipt = measured(small(), "decode", kv_cache_dtype="fp16")
+    assert receipt.inputs["kv_cache_format"] == "fp16"
+    assert named(receipt, "decode step failed") == []
+    steps = named(receipt, "step, bf16 cache")
+    assert steps
+    assert all(r.measured and "bf16 in place of fp16, which takes the same bytes" in r.note for r in steps)
+    plain = named(measured(small(), "decode"), "step, bf16 cache")
+    assert not any("in place" in r.note for r in plain)
+
+
+def test_attention_that_is_wrong_everywhere_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = reference.paged_operators
+
+    def wrong(q: Any, pool: Any, table: Any, lens: Any, out: Any) -> None:
+        right(q, pool, table, lens, out)
+        out.mul_(1.05)
+
+    monkeypatch.setattr(choose, "triton_runs", lambda device, fmt: False)
+    monkeypatch.setattr(reference, "paged_operators", wrong)
+    receipt = measured(small(), "bandwidth", "attention", "decode")
+    errors = [r for r in receipt.rows if "worst error of a sequence" in r.name]
+    assert len(errors) == len(attention.PROBE_FORMATS)
+    for r in errors:
+        assert (r.passed, r.predicted) == (False, choose.TOLERANCE)
+        assert r.measured == pytest.approx(0.05, rel=0.2)
+        assert "torch operators" in r.note
+    (line,) = named(receipt, "bf16: line")
+    assert "nothing serves" in line.note
+    assert "error 5." in line.note
+    assert "time was up" not in line.note
+    (of_steps,) = named(receipt, "steps: worst error of attention")
+    assert of_steps.passed is False
+    assert (receipt.agrees, receipt.complete) == (False, False)
+
+
+@pytest.mark.parametrize(("how", "passed"), [("wrong", False), ("raises", True)])
+def test_a_kernel_that_is_wrong_is_red_although_operators_serve(
+    monkeypatch: pytest.MonkeyPatch, how: str, passed: bool
+) -> None:
+    """One that this card cannot run is only named."""
+
+    def prepare(q: Any, pool: Any, lens: Any, out: Any, config: Any, **given: Any) -> Any:
+        if how == "raises":
+            raise RuntimeError("out of resource: shared memory")
+        return lambda table: out.zero_()
+
+    monkeypatch.setattr(choose, "triton_runs", lambda device, fmt: True)
+    monkeypatch.setattr(choose.launch, "starts_early", lambda q: False)
+    monkeypatch.setattr(choose.launch, "prepare", prepare)
+    paths = choose.paths
+    monkeypatch.setattr(choose, "paths", lambda work, several=True: paths(work))
+    receipt = measured(small(), "bandwidth", "attention")
+    errors = [r for r in receipt.rows if "worst error of a sequence" in r.name]
+    assert [r.passed for r in errors] == [passed] * len(attention.PROBE_FORMATS)
+    assert all(("Triton" in r.note) == (not passed) for r in errors)
+    assert named(receipt, "bf16, ")[0].measured is not None
+
+
+def test_the_probe_asks_before_it_allocates() -> None:
+    odd = store.HeadShape(8, 8, 80, 80)
+    assert store.unserved(odd, "bf16") is None
+    with pytest.raises(UnsupportedError, match="multiple of 64"):
+        store.allocate(odd, "int4_g32", 4, 16, "cpu")
