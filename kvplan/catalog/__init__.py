@@ -161,12 +161,12 @@ def _unknown_gpu(name: str) -> UnknownNameError:
     """The nearest accelerators by id, alias or driver name, and the way without any."""
     from kvplan.catalog._names import GPU_NAMES, GPUS
 
-    if name.strip().isdigit():
+    more = "describe it with --gpu-memory and --gpu-bandwidth; `kvplan gpus list` shows all"
+    if name.strip() in map(str, range(1, 65)):
         return UnknownNameError("GPU", name, [], more=f"for {name.strip()} GPUs: --gpu NAME -tp {name.strip()}")
     count, one = _several(name)
     if count:
-        return UnknownNameError("GPU", name, [], more=f"for {count} of them: --gpu {one} -tp {count}")
-    more = "describe it with --gpu-memory and --gpu-bandwidth; `kvplan gpus list` shows all"
+        return UnknownNameError("GPU", name, [], more=f"for {count} of them: --gpu {one} -tp {count}; or {more}")
     return _unknown("GPU", name, name, GPUS, GPU_NAMES, more, "? or ")
 
 

@@ -173,7 +173,7 @@ _ARRAY = text("a") + struct.pack("<I", 9)
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not a GGUF"),
+        (b"", "the file is empty"),
         (b"GGUF", "not a GGUF"),
         (b"GGML" + bytes(60), "not a GGUF"),
         (b"GGUF" + struct.pack("<I", 9) + bytes(60), "version 9"),
