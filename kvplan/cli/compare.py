@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**SETTINGS)
 
+_LENGTHS = ("prompt_tokens", "output_tokens")
+
 
 class CompareVerb(flags.PlanVerb):
     """Planning flags but for those that read one plan's figures from elsewhere."""
@@ -67,16 +69,24 @@ def compare(
     result = set_side_by_side(lookup_of(names[0], given), axes, (*FIGURES, *served))
     plain, out = result.to_dict(), output.of(ctx)
     title = "side by side" if len(names) > 1 else f"{names[0]}, side by side"
-    out.emit(lambda: _report(plain, title, out), plain)
+    out.emit(lambda: _report(plain, title, out, _request(given, {a.setting for a in axes})), plain)
     return 0
 
 
-def _report(plain: dict[str, Any], title: str, out: output.Output) -> Document:
+def _request(given: dict[str, Any], varied: set[str]) -> str:
+    """How long one request is, in words."""
+    from kvplan.engines.base import Settings
+
+    told = [f"{given.get(name, getattr(Settings, name)):,} {name.removesuffix('_tokens')}" for name in _LENGTHS]
+    return "prompt and output tokens" if varied & {*_LENGTHS} else f"{' + '.join(told)} tokens"
+
+
+def _report(plain: dict[str, Any], title: str, out: output.Output, request: str) -> Document:
     from kvplan.render.compare_table import compare_report
 
     if out.format not in ("html", "svg"):
-        return compare_report(plain, title, unicode=out.unicode)
+        return compare_report(plain, title, unicode=out.unicode, request=request)
     from kvplan.render.sweep_pictures import compare_pictures
 
-    report = compare_report(plain, title, bars=False)
+    report = compare_report(plain, title, bars=False, request=request)
     return [*report[:1], *compare_pictures(plain), *report[1:]]

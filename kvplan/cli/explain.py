@@ -42,16 +42,28 @@ class ExplainVerb(flags.PlanVerb):
 @app.command(cls=ExplainVerb)
 def explain(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="catalog id, hub name, folder or file")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="catalog id, hub name, folder, file, or an engine's command line")
+    ],
 ) -> int:
     """Where each byte per token comes from: the formula, symbol by symbol, with this model's numbers."""
     from kvplan.planning.explain import explain as take_apart
-    from kvplan.sources import find_model
+    from kvplan.sources import find_command, find_model
 
-    given = flags.read(ctx)
-    found = find_model(model, **{key: given.pop(key) for key in ("assume", "hub") if key in given})
+    given, out = flags.read(ctx), output.of(ctx)
     saved = bool(given.pop("no_cache", False))
-    plain, out = take_apart(found, given, saved=saved).to_dict(), output.of(ctx)
+    command = find_command(model)
+    if command is None:
+        found = find_model(model, **{key: given.pop(key) for key in ("assume", "hub") if key in given})
+    else:
+        from kvplan.deployment import of_command
+
+        deployment = of_command(command, given)
+        found = deployment.model
+        given = {name: value for name, value in deployment.settings.items() if name in _SETTINGS}
+        if deployment.report is not None:
+            out.note(deployment.report.note())
+    plain = take_apart(found, given, saved=saved).to_dict()
     out.emit(lambda: _report(plain, found, given, out), plain, warnings=found.file_warnings)
     return 0
 

@@ -33,7 +33,10 @@ def plan(
         typer.Argument(metavar="MODEL", help="catalog id, hub name, folder, file, or an engine's command line"),
     ] = None,
 ) -> int:
-    """Does this deployment fit, and how many tokens and requests does it hold: the capacity report."""
+    """Does this deployment fit, and how many tokens and requests does it hold: the capacity report.
+
+    Exit status 0 where it fits, 1 where it does not; of several engines, 0 where it fits under one of them at least.
+    """
     from kvplan.deployment import find_deployment, of_log
 
     given = flags.read(ctx)

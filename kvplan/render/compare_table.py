@@ -32,11 +32,19 @@ def bar(value: float | None, most: float, unicode: bool) -> str:
     return BLOCKS[-1] * whole + (BLOCKS[rest - 1] if rest else "")
 
 
-def compare_report(payload: dict[str, Any], title: str, *, unicode: bool = True, bars: bool = True) -> Document:
+def compare_report(
+    payload: dict[str, Any],
+    title: str,
+    *,
+    unicode: bool = True,
+    bars: bool = True,
+    request: str = "prompt and output tokens",
+) -> Document:
     """A row a variant (the object that ``compare --json`` prints).
 
     Args:
         bars: put a bar beside the bytes.
+        request: how long one request is.
     """
     rows, axes = payload["rows"], list(payload["axes"])
     figures = [n for n in payload["figures"] if any(r[n] is not None for r in rows)]
@@ -59,5 +67,6 @@ def compare_report(payload: dict[str, Any], title: str, *, unicode: bool = True,
         lines.append([*line, row["refused"] or ""] if refused else line)
     if refused:
         columns.append(Column("refused", wrap=True))
-    note = "cache bytes over all layers, unsharded; ratio: those of a request to the first row's"
+    note = f"per request, requests at once: of {request}; at full length: of max_model_len; "
+    note += "cache bytes over all layers, unsharded; ratio: those of a request to the first row's"
     return [Title(title), Grid(columns, lines, note=note)]

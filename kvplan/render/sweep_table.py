@@ -69,7 +69,9 @@ def sweep_report(
         columns.append(Column("refused", wrap=True))
         for row, cell in zip(rows, cells, strict=True):
             row.append(cell["refused"] or "")
-    note = f"{more:,} more plans: --format csv -o FILE has all" if more else ""
+    lengths = "requests: of prompt and output tokens at once; bytes per sequence: of max_model_len"
+    left = f"{more:,} more plans: --format csv -o FILE has all" if more else ""
+    note = "; ".join(filter(None, (left, lengths if "capacity.requests" in figures else "")))
     return [Title(title), Grid(columns, rows, note=note)]
 
 

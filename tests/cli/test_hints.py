@@ -97,3 +97,21 @@ def test_idle_gpus_are_told_how_to_work(run: Run) -> None:
 def test_help_offers_no_json_where_there_is_none(run: Run) -> None:
     assert "--json" not in run("completion", "--help").out
     assert "--json" in run("formats", "--help").out
+
+
+def test_tables_say_how_long_a_request_is(run: Run) -> None:
+    words = ("compare", "llama-3.1-8b", "qwen3-32b")
+    assert "of 1,024 prompt + 256 output tokens" in run(*words).out
+    assert "of 5,000 prompt + 256 output tokens" in run(*words, "--prompt-tokens", "5000").out
+    assert "of prompt and output tokens" in run(*words, "--vary", "prompt-tokens=1K,2K").out
+    swept = run("sweep", "llama-3.1-8b", "--gpu", "l40s", "--vary", "tp=1,2").out
+    assert "requests: of prompt and output tokens at once" in swept
+
+
+def test_explain_takes_a_command_line(run: Run) -> None:
+    line = "vllm serve Qwen/Qwen3-32B --kv-cache-dtype fp8 -tp 2 --max-model-len 8K"
+    plain = run("explain", "qwen3-32b", "--kv-cache-dtype", "fp8", "--max-model-len", "8192", "--json")
+    assert run("explain", line, "--json").out == plain.out
+    assert "kv_cache_dtype fp8" in run("explain", line).err
+    over = run("explain", line, "--kv-cache-dtype", "bf16", "--json").out
+    assert over == run("explain", "qwen3-32b", "--kv-cache-dtype", "bf16", "--max-model-len", "8192", "--json").out
