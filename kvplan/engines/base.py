@@ -219,12 +219,10 @@ class Engine:
     layers of all others are refused. None: any kind, since nothing but its streams and states counts."""
     settings: frozenset[str] = frozenset()
     """Names of the engine's own settings, beyond layout and workload."""
-    highest_utilization: float = 1.0
-    """The largest share of the device that advice will propose."""
+    highest_utilization: float = 1.0  # the largest share of the device that advice will propose
     pages_cover_states: bool = False
     """Whether a page of the cache is as large as a state, so that a smaller format may save nothing."""
-    sequences_flag: str = "--max-num-seqs"
-    """What limits the running sequences."""
+    sequences_flag: str = "--max-num-seqs"  # what limits the running sequences
     sequence_needs: str = "every running sequence needs a block of its own"
     """Why memory limits them, where states are kept."""
     least_fitted_tokens: int = 1
@@ -237,6 +235,9 @@ class Engine:
     """Whether a pool is laid out at start; if not, it starts wherever one longest request holds."""
     runs_on: frozenset[str] | None = None
     """Vendors it has a backend or a maintained plug-in for, by its own list of supported hardware; None: all."""
+    only_on: frozenset[str] | None = None
+    """Vendors on whose devices alone it starts; None: it may start on others than `runs_on` too."""
+    least_capability: float = 0.0  # NVIDIA's compute capability below which it does not start
     alike_by_generation: bool = False
     """Whether it looks at no more of a device than its link, vendor and generation, once settings are chosen: devices
     that have these in common are then planned at once (`kvplan.planning.fit.screen`)."""
@@ -267,6 +268,16 @@ class Engine:
                 where="--engine",
                 hint=f"{self.name}@{self.version} is; leave the version out for it",
             )
+
+    def takes(self, gpu: GpuSpec) -> bool:
+        """Whether it has a backend for a device."""
+        listed = self.runs_on is None or gpu.vendor in self.runs_on or gpu.vendor == "custom"
+        return listed and self.capability_of(gpu) >= self.least_capability
+
+    @staticmethod
+    def capability_of(gpu: GpuSpec) -> float:
+        """NVIDIA's compute capability; above all of them where a device has none."""
+        return float(gpu.compute_capability or 99) if gpu.vendor == "nvidia" else 99.0
 
     def changes(self) -> list[Change]:
         """What changed between releases, oldest first."""

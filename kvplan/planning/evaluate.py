@@ -198,6 +198,10 @@ def settled(
     model = served_model(model, engine, settings)
     if settings.max_model_len == FIT:
         settings = fit_length(model, gpu, engine, settings)
+    if gpu is not None and not engine.takes(gpu):
+        from kvplan.engines.devices import no_backend
+
+        warnings = [no_backend(engine, gpu), *warnings]
     return model, settings, [*warnings, *engine.warnings, *engine.check(model, settings, gpu)]
 
 

@@ -45,7 +45,8 @@ class ExLlamaV3(VersionedEngine):
     version = "1.6.5"
     versions = ("1.6.5",)
     summary = "a fixed pool of pages of 256 tokens; K and V of 2 to 8 bits; rings and states per slot"
-    runs_on = frozenset({"nvidia"})
+    runs_on = only_on = frozenset({"nvidia"})
+    least_capability = 8.0  # its kernels copy asynchronously (cp.async), which began with Ampere
     policies = (
         ("budget", "none: a pool of --cache-tokens for all jobs together, laid out at load"),
         ("cache", "pages of 256 tokens"),

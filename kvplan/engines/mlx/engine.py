@@ -55,6 +55,7 @@ class Mlx(SequenceEngine):
     versions = ("0.32.2",)
     summary = "caches that grow by 256 slots; rotating for windows; prompts in chunks of 2,048"
     runs_on = frozenset({"apple"})
+    only_on = frozenset({"apple", "nvidia"})
     lays_out_pool = False
     policies = (
         ("budget", "the working set that Metal recommends: a warning, no limit"),

@@ -46,6 +46,7 @@ class Sglang(VersionedEngine):
     versions = ("0.4.9", "0.5.2", "0.5.6", "0.5.12", "0.5.14", "0.5.17", "0.5.20", "0.5.23")
     summary = "pages of one token out of a static share; own pools for windows and states"
     runs_on = frozenset({"nvidia", "amd", "intel", "google", "huawei"})
+    least_capability = 7.5  # 0.4.9 to 0.5.23 srt/model_executor: "SGLang only supports sm75 and above."
     policies = (
         ("budget", "free memory before loading x mem_fraction_static, less weights; activations and graphs outside"),
         ("cache", "tokens in pages of one; the fewest tokens of any stage count"),

@@ -51,7 +51,8 @@ class TensorRtLlm(VersionedEngine):
     version = "1.3"
     versions = ("1.3",)
     summary = "blocks of 32 tokens; a share of what a trial run leaves free; equal pools per window"
-    runs_on = frozenset({"nvidia"})
+    runs_on = only_on = frozenset({"nvidia"})
+    least_capability = 8.0  # TensorRT-LLM docs, support matrix: Ampere and newer
     policies = (
         ("budget", "what a trial run of max_num_tokens leaves of the device, x free_gpu_memory_fraction"),
         ("cache", "blocks of 32 tokens; the fewest of any rank count"),

@@ -47,6 +47,7 @@ class Vllm(Engine):
     versions = RELEASES
     summary = "paged blocks of 16 tokens; a share of the whole device, profiled at start"
     runs_on = frozenset({"nvidia", "amd", "intel", "google", "aws", "huawei"})
+    least_capability = 7.0  # vLLM docs, getting_started/installation; from 0.21 on they promise 7.5 and above
     alike_by_generation = True
     unpacks_fp8: ClassVar = {"weights": 7.5, "cache": 8.0}
     """Marlin multiplies fp8 weights from 7.5 on, FlashInfer reads fp8 caches of K and V from 8.0 on; Triton's kernels,

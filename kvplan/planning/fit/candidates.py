@@ -118,8 +118,7 @@ def _engine(name: str) -> Engine:
 
 def runs_on(engine: str, gpu: GpuSpec) -> bool:
     """Whether an engine has a backend for a device."""
-    vendors = _engine(engine).runs_on
-    return vendors is None or gpu.vendor in vendors or gpu.vendor == "custom"
+    return _engine(engine).takes(gpu)
 
 
 def serving() -> tuple[str, ...]:
