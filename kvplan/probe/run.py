@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan._version import __version__
-from kvplan.errors import InputError, KvplanError
+from kvplan.errors import InputError
 from kvplan.probe.allocator import expandable_segments
 from kvplan.probe.calibrate import calibration_data, drift_rows
 from kvplan.probe.device import ProbeDevice
