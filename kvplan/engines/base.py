@@ -239,11 +239,9 @@ class Engine:
     """Vendors on whose devices alone it starts; None: it may start on others than `runs_on` too."""
     least_capability: float = 0.0  # NVIDIA's compute capability below which it does not start
     alike_by_generation: bool = False
-    """Whether it looks at no more of a device than its link, vendor and generation, once settings are chosen: devices
-    that have these in common are then planned at once (`kvplan.planning.fit.screen`)."""
+    """Whether, settings chosen, it sees no more of a device than link, vendor and generation, by which `fit` groups."""
     unpacks_fp8: ClassVar[Mapping[str, float]] = {}
-    """What is stored in fp8 (``weights``, ``cache``, ``latent``) -> compute capability from which NVIDIA's devices
-    without fp8 units unpack it."""
+    """Stored in fp8 (``weights``, ``cache``, ``latent``) -> NVIDIA capability from which kernels unpack it."""
     array_settings: frozenset[str] = frozenset()
     """Settings that `budget_bytes`, `request_bytes`, `pool`, `requests_at`, `holds` and `shared_prefix_tokens`
     take as NumPy arrays too, whose shapes broadcast; nothing else depends on them, except on ``max_model_len``
@@ -252,7 +250,6 @@ class Engine:
     """What to tell whoever chose this version."""
     smaller_kv_formats: tuple[str, ...] = ()
     """KV formats that advice tries where the cache does not fit, mildest first."""
-
     smaller_weights: tuple[str, ...] = ("fp8", "awq")
     """Weight formats that advice tries where the weights bind, mildest first."""
 
@@ -263,11 +260,8 @@ class Engine:
             InputError: a version whose rules are not known.
         """
         if version and version != self.version:
-            raise InputError(
-                f"{self.name} {version} is not known",
-                where="--engine",
-                hint=f"{self.name}@{self.version} is; leave the version out for it",
-            )
+            hint = f"{self.name}@{self.version} is; leave the version out for it"
+            raise InputError(f"{self.name} {version} is not known", where="--engine", hint=hint)
 
     def takes(self, gpu: GpuSpec) -> bool:
         """Whether it has a backend for a device."""
@@ -305,11 +299,8 @@ class Engine:
             return
         odd = sorted({m.kind for _, m in model.mixers(drafts=True)} - self.known_kinds)
         if odd:
-            raise UnsupportedError(
-                f"{model.id}: {', '.join(odd)} caches of {self.name} are not modelled",
-                where=f"--engine {self.name}",
-                hint="type --engine generic",
-            )
+            what = f"{model.id}: {', '.join(odd)} caches of {self.name} are not modelled"
+            raise UnsupportedError(what, where=f"--engine {self.name}", hint="type --engine generic")
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
         """Refuse what no budget makes legal; returns warnings.
@@ -336,11 +327,7 @@ class Engine:
         return model.draft_layers
 
     def sharing_layouts(self, settings: Settings, ranks: int) -> list[tuple[str, dict[str, Any]]]:
-        """Layouts of the same GPUs under which `ranks` of them do not hold one and the same cache.
-
-        Returns:
-            (flags to type, changed settings) of each.
-        """
+        """(flags, changed settings) of layouts of the same GPUs in which `ranks` of them hold caches of their own."""
         return []
 
     def length_flag(self, settings: Settings, length: int) -> tuple[str, str, dict[str, Any]]:
