@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvplan.engines.options import quoted
 from kvplan.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -111,8 +112,6 @@ def factor_context(model: ModelSpec) -> int | None:
 
 def json_flag(flag: str, data: Mapping[str, Any]) -> str:
     """A flag and its JSON object, as a shell takes them."""
-    from kvplan.engines.paste import quoted
-
     return f"{flag} {quoted(json.dumps(data))}"
 
 

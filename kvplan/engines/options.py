@@ -203,3 +203,10 @@ READERS = {
     "texts": parse_texts,
 }
 """kind -> reader(text, flag)."""
+
+
+def quoted(text: str) -> str:
+    """`text` as one word of a shell; without ``shlex``, whose import every plan would pay for."""
+    if text and all(c.isascii() and (c.isalnum() or c in "@%+=:,./_-") for c in text):
+        return text
+    return "'" + text.replace("'", "'\"'\"'") + "'"

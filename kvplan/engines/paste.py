@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvplan.engines.options import quoted
+
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings
     from kvplan.spec.model import ModelSpec
@@ -267,13 +269,6 @@ def _flag(settings: Settings, setting: str, value: Any) -> list[str]:
         return [flag]
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return [flag, quoted(text)]
-
-
-def quoted(text: str) -> str:
-    """`text` as one word of a shell; without ``shlex``, whose import every plan would pay for."""
-    if text and all(c.isascii() and (c.isalnum() or c in "@%+=:,./_-") for c in text):
-        return text
-    return "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def _options(engine: str) -> tuple[Any, ...]:

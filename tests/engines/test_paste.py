@@ -9,7 +9,7 @@ import pytest
 
 from kvplan import plan
 from kvplan.deployment import of_command
-from kvplan.engines.paste import quoted
+from kvplan.engines.options import quoted
 from kvplan.planning.plan import Plan
 from kvplan.sources.commands import read_command
 from kvplan.units import GIB

@@ -99,12 +99,12 @@ def test_a_terminal_gets_what_fits(width: int) -> None:
 
 @pytest.mark.parametrize("path", RECEIPTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_published_receipts_are_drawn(path: Path) -> None:
-    """Those of November 2026 do not count other processes."""
+    """They count other processes, and name none."""
     plain = json.loads(path.read_text(encoding="utf-8"))
     document = validation_report(plain)
     drawn = text.draw(document, color=False, unicode=True)
     assert plain["device"]["nvml"] is not None
-    assert "processes not counted" in drawn
+    assert "0 processes" in drawn
     assert all(row["name"] in drawn for row in plain["rows"][:5])
     assert max(map(len, table.draw(document, width=80, color=False, unicode=True).splitlines())) <= 80
     assert markdown.draw(document).count("\n| ") > len(plain["rows"])
