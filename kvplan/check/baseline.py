@@ -88,7 +88,8 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         broken, mended = _rules(names[0].get(name), names[1].get(name))
         deployments.append(
             {"name": name, "status": status, "figures": changes, "broken": broken, "mended": mended,
-             "unchanged": len(keys) - len(changes)}
+             "unchanged": len(keys) - len(changes),
+             "settings": _settings(names[0].get(name), names[1].get(name))}
         )  # fmt: skip
     return {
         "schema": DIFF,
@@ -103,6 +104,18 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
             "mended": sum(len(d["mended"]) for d in deployments),
         },
     }
+
+
+def _settings(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The settings of a deployment in both results that are not the same."""
+    if old is None or new is None:
+        return []
+    before, after = old.get("settings") or {}, new.get("settings") or {}
+    return [
+        {"setting": name, "old": before.get(name), "new": after.get(name)}
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
 
 
 def _change(key: Key, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -116,6 +116,13 @@ def diff_report(diff: Mapping[str, Any], names: tuple[str, str], shown: Shown) -
         lines = [_told(d, entry, key) for d in diff["deployments"] for entry in d[key]]
         if lines:
             parts.append(Notes(lines, head))
+    moved = [
+        f"{d['name']}: {change['setting'].replace('_', '-')} {change['old']} -> {change['new']}"
+        for d in diff["deployments"]
+        for change in d["settings"]
+    ]
+    if moved:
+        parts.append(Notes([clean(line) for line in moved[: MAX_ROWS * 4]], "Settings"))
     rows = [
         (
             title(d, f), d["status"] if d["status"] != "changed" else f["status"], f["metric"],
@@ -127,7 +134,7 @@ def diff_report(diff: Mapping[str, Any], names: tuple[str, str], shown: Shown) -
     ]  # fmt: skip
     if rows:
         heads = ("deployment", "", "metric", "old", "new", "difference")
-        columns = [Column(h, right=i > 2, wrap=i == 2) for i, h in enumerate(heads)]
+        columns = [Column(h, right=i > 2) for i, h in enumerate(heads)]  # a metric's name is one word
         left = len(rows) - MAX_ROWS * 4
         note = f"{plural(left, 'figure')} more: --format json has all" if left > 0 else ""
         parts.append(Grid(columns, rows[: MAX_ROWS * 4], "Figures", note))

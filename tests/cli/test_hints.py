@@ -115,3 +115,15 @@ def test_explain_takes_a_command_line(run: Run) -> None:
     assert "kv_cache_dtype fp8" in run("explain", line).err
     over = run("explain", line, "--kv-cache-dtype", "bf16", "--json").out
     assert over == run("explain", "qwen3-32b", "--kv-cache-dtype", "bf16", "--max-model-len", "8192", "--json").out
+
+
+def test_diff_names_the_setting_and_breaks_no_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, length in (("a", "8K"), ("b", "16K")):
+        text = f"{RULES}    gpu: h200-sxm\n    max-model-len: {length}\n    rules: capacity.max_concurrency > 1\n"
+        Path("kvplan.yaml").write_text(text, encoding="utf-8")
+        assert run("check", "--write-baseline", f"{name}.json").status == 0
+    for form in ("text", "table"):
+        out = run("diff", "a.json", "b.json", "--format", form).out
+        assert "a: max-model-len 8192 -> 16384" in out
+        assert "capacity.max_concurrency" in out
