@@ -97,9 +97,13 @@ def of_model(model: ModelSpec | Callable[[], ModelSpec], given: dict[str, Any]) 
 
 
 def _allow_long(given: dict[str, Any], engine: str) -> None:
-    """What vLLM reads from its environment: VLLM_ALLOW_LONG_MAX_MODEL_LEN lifts the limit of a model's length."""
-    if engine.partition("@")[0] == "vllm" and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
+    """What vLLM and SGLang read from their environment: a variable lifts the limit of a model's length."""
+    variable = _ALLOW_LONG.get(engine.partition("@")[0])
+    if variable and os.environ.get(variable, "").lower() in ("1", "true"):
         given.setdefault("allow_long_max_model_len", True)
+
+
+_ALLOW_LONG = {"vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"}
 
 
 def of_log(text: str | None, given: dict[str, Any]) -> Deployment:

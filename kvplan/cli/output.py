@@ -27,8 +27,8 @@ WRITERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "svg": ("svgout", (".svg",), ()),
     "table": ("table", (), ("width", "color", "unicode")),
     "github": ("check_github", (), ()),
-    "junit": ("check_junit", (), ()),
-    "sarif": ("check_sarif", (), ()),
+    "junit": ("check_junit", (".xml",), ()),
+    "sarif": ("check_sarif", (".sarif",), ()),
     "gitlab": ("check_gitlab", (), ()),
 }
 """format -> (module of `kvplan.render`, suffixes of its files, what its `draw` is told besides the document).

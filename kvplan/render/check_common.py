@@ -47,10 +47,9 @@ def broken(result: Mapping[str, Any], base: str = "") -> Iterator[Broken]:
         base: the present folder within the repository, put in front of paths.
     """
     for item in result["deployments"]:
-        for text in unknown_flags(item):
-            yield Broken(
-                "warn", clean(item["name"]), FLAGS, FLAGS, text, within(base, item["file"]), item["line"], 1
-            )  # fmt: skip
+        for flag, text in zip(item.get("unknown_flags", ()), unknown_flags(item), strict=True):
+            rule, file = clean(f"{FLAGS}: {flag.partition(' ')[0]}"), within(base, item["file"])
+            yield Broken("warn", clean(item["name"]), rule, FLAGS, text, file, item["line"], 1)
         for found in merged(item):
             if not found["pass"]:
                 yield Broken(

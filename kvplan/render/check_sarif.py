@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from kvplan.render.check_common import LOCK, broken
+from kvplan.render.check_common import FLAGS, LOCK, broken, unknown_flags
 from kvplan.render.grid import clean
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -24,7 +24,9 @@ def draw(result: Mapping[str, Any], base: str = "") -> str:
         base: the present folder within the repository.
     """
     metrics = {f["metric"] for d in result["deployments"] for f in d["findings"]}
-    ids = sorted([*metrics, LOCK] if result["lock"] else metrics)
+    more = {LOCK} if result["lock"] else set()
+    more |= {FLAGS} if any(unknown_flags(d) for d in result["deployments"]) else set()
+    ids = sorted(metrics | more)
     index = {name: number for number, name in enumerate(ids)}
     rules = [{"id": name, "shortDescription": {"text": _described(name)}} for name in ids]
     results = [
@@ -60,4 +62,6 @@ def draw(result: Mapping[str, Any], base: str = "") -> str:
 def _described(name: str) -> str:
     if name == LOCK:
         return "models and GPUs are as the lock file has them"
+    if name == FLAGS:
+        return "the command has no flag that its engine does not have"
     return f"a limit on {name} of `kvplan plan --json`"

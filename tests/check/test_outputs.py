@@ -232,7 +232,7 @@ def test_warnings_of_plans_are_in_reports_and_lock_cases_are_told_apart(write: W
 FLAGGED = """
 deployments:
   a:
-    command: vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 8192 --no-such-flag 3
+    command: vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 8192 --no-such-flag 3 --nor-this-zz
     gpu: h100-sxm
     rules: [verdict.fits == true]
 """
@@ -241,18 +241,24 @@ deployments:
 def test_an_unknown_flag_is_a_warning_where_the_deployment_stands(write: Write) -> None:
     write(FLAGGED)
     plain = result()
-    assert plain["deployments"][0]["unknown_flags"] == ["--no-such-flag 3"]
-    assert plain["summary"]["warnings"] == 1
+    assert plain["deployments"][0]["unknown_flags"] == ["--no-such-flag 3", "--nor-this-zz"]
+    assert plain["summary"]["warnings"] == 2
     assert not failed(plain)
-    assert check_github.draw(plain).startswith("::warning file=kvplan.yaml,line=4,col=1,title=engine flags::a: --no-")
-    assert "1 warning" in headline(plain)
+    sarif = json.loads(check_sarif.draw(plain))
+    assert not list(Draft4Validator(json.loads((DATA / "sarif-schema-2.1.0.json").read_text())).iter_errors(sarif))
+    assert sarif["runs"][0]["results"][0]["ruleId"] == "engine flags"
+    assert len({found["fingerprint"] for found in json.loads(check_gitlab.draw(plain))}) == 2
+    assert check_github.draw(plain).startswith(
+        "::warning file=kvplan.yaml,line=4,col=1,title=engine flags%3A --no-such-flag::"
+    )
+    assert "2 warnings" in headline(plain)
     assert ET.fromstring(check_junit.draw(plain)).get("failures") == "0"
     assert not list(
         Draft202012Validator(json.loads((PUBLISHED / "kvplan.check-1.json").read_text())).iter_errors(plain)
     )
     strict = {**plain, "strict": True}
     assert failed(strict)
-    assert ET.fromstring(check_junit.draw(strict)).get("failures") == "1"
+    assert ET.fromstring(check_junit.draw(strict)).get("failures") == "2"
 
 
 def test_the_headline_has_the_counts_of_json_and_junit(mixed: dict[str, Any]) -> None:

@@ -254,3 +254,11 @@ def test_the_metrics_are_as_published(run: Run, here: Path) -> None:
     found = json.loads(run("check", "--metrics", "--json").out)
     assert not list(Draft202012Validator(schema).iter_errors(found))
     assert {"name": "capacity.max_concurrency", "kind": "number"} in found["metrics"]
+
+
+@pytest.mark.parametrize(("file", "begins"), [("result.sarif", "{"), ("junit.xml", "<?xml")])
+def test_the_suffix_of_a_file_says_its_format(run: Run, here: Path, file: str, begins: str) -> None:
+    assert run("check", "-o", file).status == 0
+    text = (here / file).read_text()
+    assert text.startswith(begins)
+    assert ('"version": "2.1.0"' in text) == (file == "result.sarif")

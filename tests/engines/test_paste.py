@@ -127,7 +127,7 @@ def test_what_it_leaves_beyond_a_request(engine: str, model: str) -> None:
     made = plan(model, gpu="h200-sxm", engine=engine, max_model_len=32_768)
     assert made.memory is not None
     said = next(t for t in made.verdict.notes if "beyond one request of the limit" in t)
-    leaves = float(said.rpartition("; leaves ")[2].split()[0])
+    leaves = float(said.rpartition("leaves ")[2].split()[0])
     one = made.kv.bytes_per_sequence_per_gpu
     assert one > 1 << 30
     assert leaves <= (made.memory[0].kv_bytes - one) / GIB + 0.005

@@ -9,7 +9,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from kvplan import load_gpu, plan
-from kvplan.deployment import of_command
+from kvplan.deployment import find_deployment, of_command
 from kvplan.engines.sglang import fraction
 from kvplan.engines.sglang.pools import Cell, held_bytes, pools_of
 from kvplan.errors import KvplanError, UnsupportedError
@@ -380,3 +380,11 @@ def test_a_context_longer_than_the_models_runs_where_the_variable_says_so() -> N
 
 def made_of(line: str) -> Plan:
     return of_command(read_command(line), {"gpu": "h100-sxm"}).plan()
+
+
+def test_the_variable_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"gpu": "h100-sxm", "engine": "sglang", "tensor_parallel_size": 2, "max_model_len": 40_961}
+    with pytest.raises(UnsupportedError):
+        find_deployment("qwen3-32b", given).plan()
+    monkeypatch.setenv(LONG, "1")
+    assert find_deployment("qwen3-32b", given).plan().verdict.fits
