@@ -17,7 +17,7 @@ from kvplan.probe.receipt import Row, median, row
 if TYPE_CHECKING:
     from kvplan.probe.kernels.choose import Picked
     from kvplan.probe.kernels.store import PagedKv
-    from kvplan.probe.session import Session
+    from kvplan.probe.session import MeasuredLine, Session
     from kvplan.spec.kind import CacheKind
 
 PAGE = 64
@@ -80,6 +80,9 @@ def measure(session: Session) -> list[Row]:
             rows += _shape_rows(session, found, one)
         rows += _format_rows(session, found, fmt, timed[fmt], refused)
         session.device.release()
+    if session.device.is_cuda:
+        for bits in sorted({_BITS[fmt] for fmt, found in timed.items() if found} - set(session.figures.attention)):
+            session.lack(f"calibration, attention, {bits}: no line of a kernel to write into it")
     return rows + _speed_ups(timed)
 
 
@@ -278,9 +281,10 @@ def _format_rows(
     )
     if line is None:
         return rows
-    bits = _BITS[fmt]
-    if bits not in session.figures.attention or fmt == session.layout.formats.k.name:
-        session.figures.attention[bits] = line
+    by_kernel = all(one.paged.path.name != choose.OPERATORS for one in timed)
+    kept = by_kernel or not on_gpu
+    if kept:
+        _keep(session, fmt, line)
     rate, start = line.bytes_per_second.value, line.latency_seconds.value
     enough = on_gpu and not shape.latent and len(timed) >= 6
     wide = shape.kv_heads * (shape.head_dim + shape.head_dim_v) >= _WIDE_LAYER
@@ -289,10 +293,20 @@ def _format_rows(
         row(
             "attention", f"{fmt}: worst miss of the line", predicted=bound, measured=line.worst_miss,
             unit="ratio", tolerance=0.0 if enough else None, sense="at_most",
-            note=f"{shown(rate, start)}, {len(timed)} shapes; predicted is the bound",
+            note=f"{shown(rate, start)}, {len(timed)} shapes; predicted is the bound"
+            f"{'' if kept else '; torch operators are no kernel to plan with: not in the calibration'}",
         )
     )  # fmt: skip
     return rows
+
+
+def _keep(session: Session, fmt: str, line: MeasuredLine) -> None:
+    """Take a line into the calibration: for its bits the plan's own format, else the fastest."""
+    bits, own = _BITS[fmt], session.layout.formats.k.name
+    known = session.figures.attention.get(bits)
+    faster = known is not None and line.bytes_per_second.value > known.bytes_per_second.value
+    if known is None or fmt == own or (faster and _BITS.get(own) != bits):
+        session.figures.attention[bits] = line
 
 
 def _error_rows(session: Session, fmt: str, timed: Sequence[Timed], refused: Sequence[Refused]) -> list[Row]:

@@ -23,6 +23,8 @@ RATE_DRIFT, LATENCY_DRIFT = 0.05, 0.25
 """How far rates and latencies of a later run may lie from those of a file (or three times the file's own spread)."""
 CPU_DRIFT = 0.5
 """Of rates on a CPU, whose memory is shared with everything else that runs; latencies inform there."""
+UNSTEADY = 0.25
+"""How far the samples of a figure may lie from it: beyond that neither it nor what it is held against can drift."""
 
 
 def calibration_data(session: Session) -> dict[str, Any] | None:
@@ -59,6 +61,16 @@ def calibration_data(session: Session) -> dict[str, Any] | None:
     return data
 
 
+def left_out(figures: Figures) -> list[str]:
+    """Lines that were measured and say too little to be written, a sentence each."""
+    return [
+        f"calibration, {what}, {key}: no line through its shapes says something (worst miss {line.worst_miss:.0%}), "
+        "so there is none in it"
+        for what, lines in (("linear", figures.linear), ("attention", figures.attention))
+        for key, line in lines.items() if not _line_stands(line)
+    ]  # fmt: skip
+
+
 def _stands(figure: MeasuredFigure) -> bool:
     """Whether a figure says something: finite numbers above zero."""
     return all(isfinite(x) and x > 0 for x in (figure.value, figure.low, figure.high))
@@ -86,8 +98,10 @@ def _line(line: MeasuredLine) -> dict[str, Any]:
 def drift_rows(before: Calibration, session: Session, ran: Collection[str]) -> list[Row]:
     """An earlier calibration as prediction, this run as measurement, figure by figure.
 
-    A figure of the file that this run lacks is a failed row, unless the section that measures it was left out
-    (``--only``): then the row says so and is not judged. What the file lacks is not compared.
+    Where the samples of either side lie further from their figure than `UNSTEADY`, a row informs: the figure would
+    come out elsewhere on the same machine. A figure of the file that this run lacks is a failed row, unless the
+    section that measures it was left out (``--only``): then the row says so and is not judged. What the file lacks is
+    not compared.
 
     Args:
         ran: the sections of this run.
@@ -96,35 +110,45 @@ def drift_rows(before: Calibration, session: Session, ran: Collection[str]) -> l
     rates = min(CPU_DRIFT if cpu else max(RATE_DRIFT, 3 * before.spread), CPU_DRIFT)
     late = None if cpu else LATENCY_DRIFT
     rows: list[Row] = []
-    for name, old, new, unit, section in _pairs(before, session.figures):
+    for name, old, found, unit, section, key in _pairs(before, session.figures):
+        new = found.value if found is not None else None
         left_out = new is None and section not in ran
+        sides = {"the file": before.spreads.get(key, 0.0), "this run": _spread(found)}
+        unsteady = [f"{side} {share:.0%}" for side, share in sides.items() if share > UNSTEADY]
         note = f"against {before.date}"
         if new is None:
             note += f": not measured, as {section} was left out" if left_out else ": not measured by this run"
         elif not old:
             note += ": its line goes through the origin, so nothing can be said of a latency"
-        tolerance = None if left_out or (new is not None and not old) else late if unit == "s" else rates
+        elif unsteady:
+            note += f": its samples lie as far apart as {' and '.join(unsteady)}, not judged"
+        informs = left_out or (new is not None and (not old or unsteady))
+        tolerance = None if informs else late if unit == "s" else rates
         rows.append(row("drift", name, predicted=old, measured=new, unit=unit, tolerance=tolerance, note=note))
     return rows
 
 
-def _pairs(before: Calibration, figures: Figures) -> Iterator[tuple[str, float, float | None, Unit, str]]:
-    """(name, what the file has, what this run has, unit, section that measures it)."""
+def _spread(figure: MeasuredFigure | None) -> float:
+    """How far the samples of a figure lie from it, as a share of it; 0 where it is 0 or missing."""
+    if figure is None or not figure.value:
+        return 0.0
+    return max(1 - figure.low / figure.value, figure.high / figure.value - 1)
+
+
+def _pairs(before: Calibration, figures: Figures) -> Iterator[tuple[str, float, MeasuredFigure | None, Unit, str, str]]:
+    """(name, what the file has, what this run has, unit, section that measures it, its key in the file's spreads)."""
     if before.read_bandwidth is not None:
-        read = figures.read_bytes_per_second
-        yield "read rate", before.read_bandwidth, read.value if read else None, "bytes/s", "bandwidth"
+        yield "read rate", before.read_bandwidth, figures.read_bytes_per_second, "bytes/s", "bandwidth", "read"
     for key, old in before.matmul.items():
-        flops = figures.matmul_flops.get(key)
-        yield f"matrix products, {key}", old, flops.value if flops else None, "flop/s", "decode"
+        yield f"matrix products, {key}", old, figures.matmul_flops.get(key), "flop/s", "decode", f"matmul {key}"
     for what, known, found, section in (
         ("linear", before.linear, figures.linear, "decode"),
         ("attention", before.attention, figures.attention, "attention"),
     ):
         for key, line in known.items():
             new = found.get(key)
-            rate, start = (new.bytes_per_second.value, new.latency_seconds.value) if new else (None, None)
-            yield f"{what}, {key}: rate", line.bytes_per_second, rate, "bytes/s", section
-            yield f"{what}, {key}: latency", line.seconds, start, "s", section
+            rate, start = (new.bytes_per_second, new.latency_seconds) if new else (None, None)
+            yield f"{what}, {key}: rate", line.bytes_per_second, rate, "bytes/s", section, f"{what} {key}"
+            yield f"{what}, {key}: latency", line.seconds, start, "s", section, f"{what} {key} latency"
     if before.layer_seconds is not None:
-        layer = figures.layer_seconds
-        yield "per layer", before.layer_seconds, layer.value if layer else None, "s", "decode"
+        yield "per layer", before.layer_seconds, figures.layer_seconds, "s", "decode", "layer"

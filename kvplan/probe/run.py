@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan._version import __version__
 from kvplan.errors import InputError
 from kvplan.probe.allocator import expandable_segments
-from kvplan.probe.calibrate import calibration_data, drift_rows
+from kvplan.probe.calibrate import calibration_data, drift_rows, left_out
 from kvplan.probe.device import ProbeDevice
 from kvplan.probe.facts import device_payload
 from kvplan.probe.layout import plan_layout
@@ -286,6 +286,8 @@ def _validate(
         raise
     if before is not None:
         rows += drift_rows(before, session, {step[0] for step in steps})
+    for text in left_out(session.figures):
+        session.lack(text)
     complete &= not session.lacks
     warnings += session.lacks
     if any(r.wide for r in rows):

@@ -14,7 +14,7 @@ from kvplan.catalog import load_gpu
 from kvplan.errors import InputError
 from kvplan.planning.calibration import from_data, load_calibration, measured_on
 from kvplan.planning.planner import plan_deployment
-from kvplan.probe.calibrate import calibration_data, drift_rows
+from kvplan.probe.calibrate import UNSTEADY, calibration_data, drift_rows, left_out
 from kvplan.probe.session import Figures, MeasuredFigure, MeasuredLine
 from kvplan.sources import find_model
 
@@ -153,3 +153,38 @@ def test_a_figure_spans_its_samples(samples: list[float]) -> None:
     assert found.high == max(samples)
     assert found.low <= found.value <= found.high
     assert found.samples == len(samples)
+
+
+def line(rate: tuple[float, ...], seconds: tuple[float, ...], miss: float = 0.04) -> MeasuredLine:
+    """The line of the first figures, with the bounds of all."""
+    figures = [MeasuredFigure(all_[0], min(all_), max(all_), len(all_)) for all_ in (rate, seconds)]
+    return MeasuredLine(*figures, miss)
+
+
+@pytest.mark.parametrize("side", ["the file", "this run"])
+def test_what_lies_apart_on_one_side_cannot_drift(side: str) -> None:
+    steady = {"attention": {"16": line((4e12,), (7e-6,))}, "layer_seconds": MeasuredFigure.of([1e-5])}
+    apart = {
+        "attention": {"16": line((2e12, 1e12, 4e12), (14e-6, 13e-6))},
+        "layer_seconds": MeasuredFigure(2e-5, 1e-5, 2e-5, 3),
+        "read_bytes_per_second": MeasuredFigure(2e12, 2e12, 2e12 * (1 + UNSTEADY + 0.01), 3),
+        "matmul_flops": {"16": MeasuredFigure(2e14, 2e14 * (1 - UNSTEADY - 0.01), 2e14, 3)},
+    }
+    first, second = (apart, steady) if side == "the file" else (steady, apart)
+    before = from_data(json.loads(json.dumps(calibration_data(session_with(**first)))))
+    rows = {r.name: r for r in drift_rows(before, session_with(**second), ALL)}
+    latency = rows.pop("attention, 16: latency")
+    assert latency.passed is False  # half or twice, and steady on both sides
+    assert len(rows) == 4
+    for row in rows.values():
+        assert row.passed is None
+        assert f"{side} " in row.note
+        assert "not judged" in row.note
+
+
+def test_lines_that_say_nothing_are_named() -> None:
+    figures = session_with(linear={"16": line((4e12,), (7e-6,), miss=1.22)}).figures
+    assert left_out(session_with().figures) == []
+    (said,) = left_out(figures)
+    assert "calibration, linear, 16" in said
+    assert "122%" in said

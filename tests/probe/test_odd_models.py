@@ -14,6 +14,7 @@ from kvplan.probe import attention, run, step
 from kvplan.probe.device import detect
 from kvplan.probe.kernels import choose, reference, store
 from kvplan.probe.receipt import Row
+from kvplan.probe.session import MeasuredFigure, MeasuredLine
 from kvplan.spec.model import ModelSpec
 from kvplan.units import MIB
 
@@ -151,3 +152,59 @@ def test_the_probe_asks_before_it_allocates() -> None:
     assert store.unserved(odd, "bf16") is None
     with pytest.raises(UnsupportedError, match="multiple of 64"):
         store.allocate(odd, "int4_g32", 4, 16, "cpu")
+
+
+def test_a_line_that_is_left_out_of_the_calibration_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(session: Any) -> list[Row]:
+        figure = MeasuredFigure.of([1e12])
+        session.figures.linear["16"] = MeasuredLine(figure, MeasuredFigure.of([0.0]), 1.22)
+        return []
+
+    monkeypatch.setattr(attention, "measure", measure)
+    receipt = measured(small(), "device", "attention")
+    assert receipt.complete is False
+    assert "worst miss 122%" in receipt.warnings[0]
+
+
+def timed_at(fmt: str, rate: float, path: str) -> list[attention.Timed]:
+    """Six shapes on one line."""
+    found = []
+    for n in range(1, 7):
+        seconds = (n * 1e6 / rate + 1e-6,) * 3
+        picked = choose.Picked(choose.Path(path, lambda i: None, True), seconds, 1e-3, ())
+        found.append(attention.Timed(fmt, n, 1024, n * 1_000_000, picked, None))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("served", "planned", "expected"),
+    [
+        ({"fp8_e4m3": (1e11, choose.OPERATORS), "int8_per_token_head": (3e12, "Triton")}, "bf16", 3e12),
+        ({"fp8_e4m3": (2e12, "Triton"), "int8_per_token_head": (3e12, "Triton")}, "bf16", 3e12),
+        ({"fp8_e4m3": (3e12, "Triton"), "int8_per_token_head": (2e12, "Triton")}, "bf16", 3e12),
+        ({"fp8_e4m3": (2e12, "Triton"), "int8_per_token_head": (3e12, "Triton")}, "fp8", 2e12),
+        ({"fp8_e4m3": (1e11, choose.OPERATORS), "int8_per_token_head": (1e11, choose.OPERATORS)}, "bf16", None),
+    ],
+)
+def test_the_calibration_takes_lines_of_kernels(
+    monkeypatch: pytest.MonkeyPatch, served: dict[str, tuple[float, str]], planned: str, expected: float | None
+) -> None:
+    """A card without fp8 units serves fp8 by torch operators: their line is nothing to plan 8 bits with."""
+    session = session_of(small(), kv_cache_dtype=planned)
+    session.device = replace(session.device, kind="cuda")
+    monkeypatch.setattr(type(session.device), "release", lambda self: None)
+    monkeypatch.setattr(
+        attention, "time_format",
+        lambda session, shape, fmt, **given: timed_at(fmt, *served[fmt]) if fmt in served else [],
+    )  # fmt: skip
+    rows = {r.name: r for r in attention.measure(session)}
+    found = session.figures.attention.get("8")
+    if expected is None:
+        assert found is None
+        assert "attention, 8: no line of a kernel" in session.lacks[0]
+    else:
+        assert found is not None
+        assert found.bytes_per_second.value == pytest.approx(expected, rel=1e-3)
+    for fmt, (_, path) in served.items():
+        kept = path != choose.OPERATORS
+        assert ("not in the calibration" in rows[f"{fmt}: worst miss of the line"].note) == (not kept)

@@ -24,6 +24,8 @@ TOLERANCE = 6e-3
 _CHECK_BYTES = 1 << 34
 """Data of the float64 check at most where nothing says less; longer batches are checked on evenly spread sequences."""
 _TRIAL_SAMPLES = 5
+OPERATORS = "torch operators"
+"""The name of the path that no kernel is written for: right everywhere, and slow."""
 
 _WIDE = (Config(False, 64, 2, 3, 4), Config(False, 32, 1, 5, 4), Config(False, 64, 4, 2, 4))
 _BYTE = (
@@ -171,7 +173,7 @@ def paths(work: Workload, *, several: bool = True) -> Iterator[Path]:
         yield Path(f"Triton, {config.name}", _prepared(work, config, per_sm), True)
     if several or not tried:
         yield Path(
-            "torch operators",
+            OPERATORS,
             lambda i: reference.paged_operators(work.q, pool, work.tables[i], work.lens, work.out),
             True,
         )
