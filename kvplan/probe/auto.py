@@ -33,7 +33,7 @@ def this_gpu() -> GpuSpec:
             f"this machine has {len(names)} kinds of GPU: {', '.join(names)}", where=FLAG,
             hint=f"name one, as in --gpu '{names[0]}'",
         )  # fmt: skip
-    return planner_spec(min(found, key=lambda facts: facts.total_bytes))
+    return planner_spec(min(found, key=lambda facts: facts.total_bytes or 0))
 
 
 def visible(found: list[NvmlFacts]) -> list[NvmlFacts]:
@@ -54,20 +54,44 @@ def visible(found: list[NvmlFacts]) -> list[NvmlFacts]:
 
 def planner_spec(facts: NvmlFacts) -> GpuSpec:
     """The catalog's entry with this card's bytes; a new one, without rates of arithmetic, where it has none."""
+    known = match(facts.name, facts.total_bytes)
+    if facts.total_bytes is None:
+        return _shared(facts, known)
     total = facts.total_bytes - (facts.reserved_bytes or 0)
     source = "NVML on this machine: total less reserved" if facts.reserved_bytes is not None else "NVML's total"
-    known = match(facts.name, facts.total_bytes)
     if known is not None:
         return replace(
             known, nvml_total_bytes=facts.total_bytes, nvml_total_source="NVML on this machine",
             torch_total_bytes=total, torch_total_source=source,
         )  # fmt: skip
+    made = _described(facts, total, source)
+    return replace(made, nvml_total_bytes=facts.total_bytes, nvml_total_source="NVML on this machine")
+
+
+def _shared(facts: NvmlFacts, known: GpuSpec | None) -> GpuSpec:
+    """A card of which the driver states no memory, since it uses the machine's: the catalog's bytes, or all of those.
+
+    Raises:
+        InputError: nor does the system say how many there are.
+    """
+    from kvplan.probe.device import machine_bytes
+
+    if known is not None:
+        return known
+    total = machine_bytes()
+    if total is None:
+        raise InputError(f"the driver states no memory of {facts.name}", where=FLAG, hint="name it with --gpu NAME")
+    return replace(_described(facts, total, "memory of the machine, which the card shares"), unified_memory=True)
+
+
+def _described(facts: NvmlFacts, total: int, source: str) -> GpuSpec:
+    """A card that the catalog lacks."""
     from kvplan.spec.gpu import GpuSpec
 
     rate = facts.theoretical_bandwidth
     return GpuSpec(
         id="this-machine", name=facts.name, vendor="nvidia", architecture="unknown",
-        datasheet_gb=facts.total_bytes / 1e9, bandwidth_bytes_per_second=int(rate) if rate else None,
-        nvml_total_bytes=facts.total_bytes, nvml_total_source="NVML on this machine", torch_total_bytes=total,
-        torch_total_source=source, compute_capability=facts.compute_capability, confidence="read on this machine",
+        datasheet_gb=(facts.total_bytes or total) / 1e9, bandwidth_bytes_per_second=int(rate) if rate else None,
+        torch_total_bytes=total, torch_total_source=source, compute_capability=facts.compute_capability,
+        confidence="read on this machine",
     )  # fmt: skip

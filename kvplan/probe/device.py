@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 Kind = Literal["cuda", "rocm", "mps", "cpu"]
 KINDS: tuple[Kind, ...] = ("cuda", "rocm", "mps", "cpu")
 _FLAG = "--device"
+BANDWIDTH_TOLERANCE = 0.02
+"""Between datasheet and ``2 x bus x clock``: datasheets round."""
+_FAR = 0.15
+"""From the catalog's bytes: more is another card. Datasheets' GB read as 10^9 are 7 % below the GiB that are meant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,10 @@ class ProbeDevice:
     triton_version: str | None = None
     runtime_version: str | None = None
     """Of CUDA or HIP that torch was built with."""
+    bus_width_bits: int | None = None
+    """Of its memory: HBM's are 1,024 and more, those of GDDR at most 512."""
+    shared_memory: bool = False
+    """Whether the processor uses the same memory: what is not free is then no other process's of this card."""
 
     @property
     def is_cuda(self) -> bool:
@@ -68,6 +77,13 @@ class ProbeDevice:
     def driver(self) -> str | None:
         """Version of its driver, where NVML says."""
         return self.nvml.driver if self.nvml else None
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Makes it the card that launches, graphs and events of this process mean; the one before is restored."""
+        if not self.is_cuda:
+            return contextlib.nullcontext()
+        found: AbstractContextManager[Any] = extras.torch().cuda.device(self.index)
+        return found
 
     def synchronize(self) -> None:
         """Wait until everything that was queued is done."""
@@ -141,7 +157,7 @@ def _card(torch: Any, kind: Kind, index: int) -> ProbeDevice:
     uuid = str(getattr(facts, "uuid", "") or "") or None
     known = nvml.facts_of(cards, uuid, index)
     gpu = match(facts.name, int(facts.total_memory))
-    bandwidth, source = _bandwidth(facts, known, gpu)
+    bandwidth, source = _bandwidth(facts, known, gpu, hip=hip)
     return ProbeDevice(
         kind=kind, index=index, name=facts.name, total_bytes=int(facts.total_memory), free_bytes=_free(kind, index),
         theoretical_bandwidth=bandwidth, bandwidth_source=source, nvml=known, gpu=gpu,
@@ -149,18 +165,26 @@ def _card(torch: Any, kind: Kind, index: int) -> ProbeDevice:
         multiprocessors=facts.multi_processor_count, l2_bytes=getattr(facts, "L2_cache_size", None),
         torch_version=torch.__version__, triton_version=_triton(),
         runtime_version=torch.version.hip or torch.version.cuda,
+        bus_width_bits=(known.bus_width_bits if known else None) or getattr(facts, "memory_bus_width", None) or None,
+        shared_memory=bool(getattr(facts, "is_integrated", False)) or (gpu is not None and gpu.unified_memory),
     )  # fmt: skip
 
 
-def _bandwidth(facts: Any, known: NvmlFacts | None, gpu: GpuSpec | None) -> tuple[float | None, str]:
+def _bandwidth(
+    facts: Any, known: NvmlFacts | None, gpu: GpuSpec | None, *, hip: bool = False
+) -> tuple[float | None, str]:
     if known is not None and known.theoretical_bandwidth:
         mhz, bits = known.max_memory_clock_mhz, known.bus_width_bits
         return known.theoretical_bandwidth, f"2 x {bits} bit x {mhz} MHz (NVML)"
     clock, bits = getattr(facts, "memory_clock_rate", 0), getattr(facts, "memory_bus_width", 0)
+    sheet = gpu.bandwidth_bytes_per_second if gpu is not None else None
     if clock and bits:
-        return 2 * bits / 8 * clock * 1e3, f"2 x {bits} bit x {clock / 1000:.0f} MHz (torch)"
-    if gpu is not None and gpu.bandwidth_bytes_per_second:
-        return float(gpu.bandwidth_bytes_per_second), f"datasheet of {gpu.id}"
+        rate, source = 2 * bits / 8 * clock * 1e3, f"2 x {bits} bit x {clock / 1000:.0f} MHz (torch)"
+        if gpu is None or not sheet or not hip or abs(rate / sheet - 1) <= BANDWIDTH_TOLERANCE:
+            return rate, source
+        return float(sheet), f"datasheet of {gpu.id}: {source} is another rate"  # clocks of HBM3 are told halved
+    if gpu is not None and sheet:
+        return float(sheet), f"datasheet of {gpu.id}"
     return None, "not known"
 
 
@@ -188,7 +212,13 @@ def match(name: str, total_bytes: int | None) -> GpuSpec | None:
         if names & {gpu.name, *gpu.aliases} or (stem is not None and re.sub(r"-\d+gb$", "", gpu.id) == stem)
     ]
     sized = [gpu for gpu in alike if _same_size(gpu, total_bytes or 0)]
-    return sized[0] if sized else first
+    if sized:
+        return sized[0]
+    # a catalog may lack the card of the same name with half the memory; of memory shared with a processor a card gets
+    # what firmware and system leave it
+    if first is None or first.unified_memory or total_bytes is None:
+        return first
+    return None if abs(first.device_bytes - total_bytes) > _FAR * total_bytes else first
 
 
 def _same_size(gpu: GpuSpec, total_bytes: int) -> bool:
@@ -255,6 +285,11 @@ def _meminfo() -> dict[str, int]:
     except (OSError, ValueError):
         return {}
     return found
+
+
+def machine_bytes() -> int | None:
+    """The machine's memory; None where the system does not say."""
+    return _meminfo().get("MemTotal")
 
 
 def _cgroup(name: str) -> int | None:

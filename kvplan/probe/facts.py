@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kvplan.probe import extras, nvml
+from kvplan.probe.device import BANDWIDTH_TOLERANCE
 from kvplan.probe.receipt import Row, row
 
 if TYPE_CHECKING:
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 
 TOTAL_TOLERANCE = 0.01
 """Between the catalog's bytes and this card's: drivers differ in what they keep."""
-BANDWIDTH_TOLERANCE = 0.02
-"""Between datasheet and ``2 x bus x clock``: datasheets round."""
 CONTEXT_BYTES = 554_500_096
 """Of NVML's "used" for a CUDA context in torch. Source: one H200, driver 580.159, torch 2.11.0+cu130, November 2026."""
+CONTEXT_GPU = "h200-sxm"
+"""Where that was read: on other cards it informs."""
 CONTEXT_TOLERANCE = 0.25
 """It grows with multiprocessors, driver and the kernels that torch loads."""
 
@@ -25,14 +26,15 @@ CONTEXT_TOLERANCE = 0.25
 def measure(session: Session) -> list[Row]:
     """Rows of the section ``device``."""
     device = session.device
+    planned, there, known_exactly = _totals(device)
     rows = [
-        row("device", "memory in total", predicted=_catalog_total(device), measured=device.total_bytes, unit="bytes",
-            tolerance=TOTAL_TOLERANCE if _catalog_total(device) else None, note=_note(device)),
+        row("device", "memory in total", predicted=planned, measured=there, unit="bytes",
+            tolerance=TOTAL_TOLERANCE if known_exactly else None, note=_note(device)),
         row("device", "memory free", predicted=None, measured=device.free_bytes, unit="bytes", note="before the probe"),
     ]  # fmt: skip
     known = device.nvml
     if known is not None:
-        if known.reserved_bytes is not None:
+        if known.total_bytes is not None and known.reserved_bytes is not None and not known.mig:
             rows.append(
                 row(
                     "device", "torch's total", predicted=known.total_bytes - known.reserved_bytes,
@@ -42,18 +44,29 @@ def measure(session: Session) -> list[Row]:
         rows += _context(device)
     if device.theoretical_bandwidth is not None:
         sheet = device.gpu.bandwidth_bytes_per_second if device.gpu is not None else None
+        judged = sheet and not device.bandwidth_source.startswith("datasheet")
         rows.append(
             row(
                 "device", "bandwidth in theory", predicted=sheet, measured=device.theoretical_bandwidth, unit="bytes/s",
-                tolerance=BANDWIDTH_TOLERANCE if sheet else None,
+                tolerance=BANDWIDTH_TOLERANCE if judged else None,
                 note=f"{device.bandwidth_source}; predicted is the datasheet's",
             )
         )  # fmt: skip
     return rows
 
 
-def _catalog_total(device: ProbeDevice) -> int | None:
-    return device.gpu.device_bytes if device.gpu is not None else None
+def _totals(device: ProbeDevice) -> tuple[int | None, int, bool]:
+    """(the catalog's bytes, this card's of the same kind, whether somebody read the catalog's on such a card).
+
+    A datasheet's GB are no bytes, and of memory shared with a processor systems leave a card this much or that.
+    """
+    gpu, known = device.gpu, device.nvml
+    if gpu is None:
+        return None, device.total_bytes, False
+    if gpu.torch_total_bytes is None and gpu.nvml_total_bytes is not None and known and known.total_bytes is not None:
+        return gpu.nvml_total_bytes, known.total_bytes, not known.mig
+    exact = gpu.torch_total_bytes is not None and not gpu.unified_memory and not (known is not None and known.mig)
+    return gpu.device_bytes, device.total_bytes, exact
 
 
 def _note(device: ProbeDevice) -> str:
@@ -72,15 +85,18 @@ def _context(device: ProbeDevice) -> list[Row]:
     used = nvml.used_bytes(device.nvml.number)
     reserved = torch.cuda.memory_reserved(device.index)
     del keep
-    if used is None:
+    if used is None or device.nvml.used_bytes is None:
         return []
     cost = used - reserved - device.nvml.used_bytes
     if cost <= 0:  # somebody else freed memory, or this process had a context before it was looked at
         return []
+    seen = device.gpu is not None and device.gpu.id == CONTEXT_GPU
     return [
         row(
-            "device", "context", predicted=CONTEXT_BYTES, measured=cost, unit="bytes", tolerance=CONTEXT_TOLERANCE,
-            note="of NVML's used, for torch's context; predicted as on one H200",
+            "device", "context", predicted=CONTEXT_BYTES, measured=cost, unit="bytes",
+            tolerance=CONTEXT_TOLERANCE if seen else None,
+            note="of NVML's used, for torch's context; predicted as on one H200"
+            + ("" if seen else ", and not judged on another card"),
         )
     ]  # fmt: skip
 

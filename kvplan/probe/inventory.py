@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import InputError
 from kvplan.probe import extras, nvml
-from kvplan.probe.device import ProbeDevice, detect, match
-from kvplan.probe.facts import BANDWIDTH_TOLERANCE, TOTAL_TOLERANCE, nvml_payload
+from kvplan.probe.device import BANDWIDTH_TOLERANCE, ProbeDevice, detect, match
+from kvplan.probe.facts import TOTAL_TOLERANCE, nvml_payload
 
 if TYPE_CHECKING:
     from kvplan.probe.nvml import NvmlFacts
@@ -23,7 +23,7 @@ def inventory() -> tuple[list[dict[str, Any]], list[str]]:
     remarks: list[str] = []
     cards: list[NvmlFacts] = []
     try:
-        cards = nvml.all_facts()
+        cards = nvml.all_facts(remarks=remarks)
     except InputError as error:
         remarks.append(f"NVML: {error}")
         first = error
@@ -62,7 +62,9 @@ def _of_card(card: NvmlFacts, seen: list[ProbeDevice]) -> ProbeDevice | None:
 def _device(card: NvmlFacts | None, device: ProbeDevice | None) -> dict[str, Any]:
     """One device: three views, and the differences between them."""
     name = card.name if card else device.name if device else ""
-    size = card.total_bytes if card else device.total_bytes if device else None
+    size = card.total_bytes if card else None
+    if size is None and device is not None:
+        size = device.total_bytes
     gpu = device.gpu if device and device.gpu else match(name, size)
     return {
         "name": name,
@@ -96,7 +98,7 @@ def differences(card: NvmlFacts | None, device: ProbeDevice | None, gpu: GpuSpec
     found: list[str] = []
     if gpu is None:
         found.append("not in the catalog: plans take what is read here")
-    if card is not None and device is not None and card.reserved_bytes is not None:
+    if card is not None and device is not None and card.total_bytes is not None and card.reserved_bytes is not None:
         off = card.total_bytes - card.reserved_bytes - device.total_bytes
         if off:
             found.append(

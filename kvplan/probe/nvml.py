@@ -26,12 +26,13 @@ class NvmlFacts(NamedTuple):
     name: str
     uuid: str
     driver: str
-    total_bytes: int
+    total_bytes: int | None
+    """None as well as the other bytes: a card that shares the processor's memory has none of its own (GB10)."""
     reserved_bytes: int | None
     """What the driver keeps for itself; torch's total is the total without it."""
-    used_bytes: int
+    used_bytes: int | None
     """By processes, this one included; without `reserved_bytes` where the driver tells them apart."""
-    free_bytes: int
+    free_bytes: int | None
     processes: tuple[Process, ...]
     ecc: bool | None
     mig: bool | None
@@ -77,10 +78,29 @@ def session(where: str | None = None) -> Iterator[Any]:
         module.nvmlShutdown()
 
 
-def all_facts(where: str | None = None) -> list[NvmlFacts]:
-    """Every card, in the driver's order (that of the PCI bus, as nvidia-smi numbers them)."""
+def all_facts(where: str | None = None, remarks: list[str] | None = None) -> list[NvmlFacts]:
+    """Every card that can be read, in the driver's order (that of the PCI bus, as nvidia-smi numbers them).
+
+    Args:
+        remarks: gets a sentence for each card that the driver cannot read (one that fell off the bus).
+
+    Raises:
+        MissingExtraError: not installed. InputError: no driver, or it reads no card of those that it has.
+    """
+    found, lost = [], []
     with session(where) as nvml:
-        return [read(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        for index in range(_quiet(nvml, nvml.nvmlDeviceGetCount) or 0):
+            try:
+                found.append(read(nvml, index))
+            except nvml.NVMLError as error:
+                lost.append(f"GPU {index} cannot be read ({_text(error)})")
+    if lost and not found:
+        raise InputError(
+            "; ".join(lost), where=where, hint="name the GPU with --gpu NAME; `kvplan gpus list` shows the names"
+        )
+    if remarks is not None:
+        remarks += lost
+    return found
 
 
 def quiet_facts() -> list[NvmlFacts]:
@@ -96,7 +116,7 @@ def facts_of(found: list[NvmlFacts], uuid: str | None, index: int) -> NvmlFacts 
     if uuid is not None:
         key = uuid.lower().removeprefix("gpu-")
         return next((f for f in found if f.uuid.lower().removeprefix("gpu-") == key), None)
-    return found[index] if index < len(found) else None
+    return next((f for f in found if f.number == index), None)
 
 
 def read(nvml: Any, index: int) -> NvmlFacts:
@@ -128,20 +148,26 @@ def used_bytes(index: int) -> int | None:
     """Bytes of a card in use right now, without what the driver reserves; None: NVML does not answer."""
     try:
         with session() as nvml:
-            return _memory(nvml, nvml.nvmlDeviceGetHandleByIndex(index))[2]
+            handle = _quiet(nvml, lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+            return None if handle is None else _memory(nvml, handle)[2]
     except InputError:
         return None
 
 
-def _memory(nvml: Any, handle: Any) -> tuple[int, int | None, int, int]:
-    """(total, reserved, used, free); the first version of the call counts what is reserved as used."""
+def _memory(nvml: Any, handle: Any) -> tuple[int | None, int | None, int | None, int | None]:
+    """(total, reserved, used, free); the first version of the call counts what is reserved as used.
+
+    All None where the card has no memory of its own (``NVML_ERROR_NOT_SUPPORTED`` on GB10).
+    """
     version = getattr(nvml, "nvmlMemory_v2", None)
     found = None
     if version is not None:
         found = _quiet(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=version))
     if found is not None:
         return int(found.total), int(found.reserved), int(found.used), int(found.free)
-    found = nvml.nvmlDeviceGetMemoryInfo(handle)
+    found = _quiet(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    if found is None:
+        return None, None, None, None
     return int(found.total), None, int(found.used), int(found.free)
 
 

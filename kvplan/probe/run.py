@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan._version import __version__
 from kvplan.errors import InputError
 from kvplan.probe.allocator import expandable_segments
+from kvplan.probe.busy import refuse_busy
 from kvplan.probe.calibrate import calibration_data, drift_rows, left_out
 from kvplan.probe.device import ProbeDevice
 from kvplan.probe.facts import device_payload
@@ -57,8 +58,6 @@ SLOW_SHARES = {"kvplan.probe.attention": 0.3, "kvplan.probe.step": 0.8}
 CPU_BYTES = 2 * GIB
 FREE_SHARE = 0.9
 """Of the free memory of a GPU that is used at most unless told otherwise."""
-BUSY_BYTES = 64 * MIB
-"""Of other processes on a card: more than this disturbs the measurement."""
 LEAST_BYTES = 64 * MIB
 
 
@@ -126,28 +125,6 @@ class Receipt(NamedTuple):
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of the sections that are done."""
-
-
-def refuse_busy(device: ProbeDevice) -> None:
-    """Raise where other processes work on the card.
-
-    Raises:
-        InputError: says how much they hold.
-    """
-    if device.nvml is None:
-        return
-    others = device.nvml.others(os.getpid())
-    held = sum(p.used_bytes or 0 for p in others)
-    used = device.nvml.used_bytes
-    busy = held if others and held else used if others else 0
-    if not others and used > 1 * GIB:  # containers hide processes, not memory
-        busy = used
-    if busy > BUSY_BYTES:
-        who = f"{len(others)} other process{'es' if len(others) != 1 else ''}" if others else "somebody"
-        raise InputError(
-            f"{device.name} is busy: {who} hold{'s' if len(others) < 2 else ''} {human_bytes(busy)}", where="--device",
-            hint="wait, name another as in cuda:1, or add --busy to measure all the same",
-        )  # fmt: skip
 
 
 def planner_gpu(device: ProbeDevice) -> GpuSpec:
@@ -236,7 +213,7 @@ def validate(
     """
     from kvplan.probe.timing import quickest_threads
 
-    with quickest_threads(request.device) as threads:
+    with request.device.current(), quickest_threads(request.device) as threads:
         return _validate(request, progress, before, stopped, threads)
 
 

@@ -78,8 +78,9 @@ def _nvml(known: Plain) -> list[tuple[str, str, str]]:
     others = known.get("other_processes") if processes is None else len(processes)
     beside = "processes not counted" if others is None else f"{others} process{'es' if others != 1 else ''}"
     reserved = "-" if known["reserved_bytes"] is None else gib(known["reserved_bytes"])
+    total, used = (gib(known[key]) if known[key] is not None else "-" for key in ("total_bytes", "used_bytes"))
     return [
-        ("NVML", gib(known["total_bytes"]), f"{reserved} reserved, {gib(known['used_bytes'])} used before the probe"),
+        ("NVML", total, f"{reserved} reserved, {used} used before the probe"),
         ("state", f"ECC {state(known['ecc'])}", f"MIG {state(known['mig'])}, {beside}"),
         (
             "clocks", f"{known['max_memory_clock_mhz'] or '-'} MHz memory",

@@ -41,7 +41,7 @@ class FakeNvml(ModuleType):
         asks = {
             "nvmlDeviceGetCount": lambda: len(self.cards),
             "nvmlSystemGetDriverVersion": lambda: "580.159",
-            "nvmlDeviceGetHandleByIndex": lambda index: self.cards[index],
+            "nvmlDeviceGetHandleByIndex": self._handle,
             "nvmlDeviceGetName": lambda card: card["name"],
             "nvmlDeviceGetUUID": lambda card: card["uuid"],
             "nvmlDeviceGetMemoryInfo": self._memory,
@@ -59,12 +59,19 @@ class FakeNvml(ModuleType):
         raise AttributeError(name)
 
     def _memory(self, card: dict[str, Any], version: int | None = None) -> SimpleNamespace:
+        if card["total"] is None:
+            raise self.NVMLError("Not Supported")
         reserved = card["reserved"]
         if version is not None and reserved is None:
             raise self.NVMLError("not supported")
         used = card["used"] + (0 if version else reserved or 0)
         free = card["total"] - (reserved or 0) - card["used"]
         return SimpleNamespace(total=card["total"], reserved=reserved, used=used, free=free)
+
+    def _handle(self, index: int) -> dict[str, Any]:
+        if self.cards[index].get("lost"):
+            raise self.NVMLError("GPU is lost")
+        return self.cards[index]
 
     def _unknown(self, *args: object) -> None:
         raise self.NVMLError("Not Supported")

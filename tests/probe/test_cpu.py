@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +190,64 @@ def test_a_busy_card_is_refused(fake_nvml: Any) -> None:
     with pytest.raises(InputError, match="busy"):
         run.refuse_busy(card(used=3 << 30))  # a container hides who
     run.refuse_busy(card(used=10 << 20, processes=((1, 10 << 20),)))
+
+
+def test_a_card_without_nvml_is_busy_by_what_torch_calls_free(fake_nvml: Any) -> None:
+    from kvplan.probe import nvml
+
+    card = replace(detect("cpu"), kind="rocm", name="AMD Instinct MI300X", total_bytes=24 << 30, free_bytes=2 << 30)
+    with pytest.raises(InputError, match=r"AMD Instinct MI300X is busy: somebody holds 22 GiB"):
+        run.refuse_busy(card)
+    run.refuse_busy(replace(card, free_bytes=(24 << 30) - (600 << 20)))  # its own context
+    run.refuse_busy(replace(card, shared_memory=True))  # of the machine's memory anybody may hold some
+    run.refuse_busy(replace(card, kind="cpu"))
+    fake_nvml({**H200, "used": 60 << 30, "processes": ((1, 60 << 30),)})
+    whole = nvml.all_facts()[0]
+    part = replace(card, kind="cuda", nvml=whole._replace(mig=True), free_bytes=(24 << 30) - (600 << 20))
+    run.refuse_busy(part)  # the processes work on other parts of the card
+    with pytest.raises(InputError, match="holds 22 GiB"):
+        run.refuse_busy(replace(part, free_bytes=2 << 30))
+
+
+class Cards:
+    """As much of ``torch.cuda`` as says which card is current."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        before, self.now = self.now, index
+        try:
+            yield
+        finally:
+            self.now = before
+
+
+@pytest.mark.parametrize("trouble", [None, KeyboardInterrupt])
+def test_all_of_a_run_is_on_its_card(trouble: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from kvplan.probe import facts
+
+    cards, seen = Cards(), []
+
+    def measure(session: Session) -> list[Row]:
+        seen.append(cards.now)
+        if trouble is not None:
+            raise trouble
+        return []
+
+    monkeypatch.setattr(torch.cuda, "device", cards.device)
+    monkeypatch.setattr(facts, "measure", measure)
+    monkeypatch.setattr(memory, "measure", measure)
+    device = replace(detect("cpu"), kind="cuda", index=1, free_bytes=8 << 30, total_bytes=8 << 30)
+    monkeypatch.setattr(type(device), "release", lambda self: seen.append(cards.now))
+    request = run.Request(find_model("llama-3.2-1b"), "vllm", {}, device, quick=True, sections=("device", "memory"))
+    with nullcontext() if trouble is None else pytest.raises(trouble):
+        run.validate(request)
+    assert seen == [1] * (4 if trouble is None else 2)
+    assert cards.now == 0
 
 
 def test_out_of_memory_in_a_section_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,19 @@ def test_the_command_prints_its_report(shape: str, tmp_path: Path, capsys: pytes
     assert load_calibration(str(saved)).kind == "cuda"
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
+def test_the_second_card_is_the_one_that_is_measured() -> None:
+    """Graphs, events and Triton's launches are the current card's."""
+    before, untouched = torch.cuda.current_device(), torch.cuda.memory_reserved(0)
+    request = run.Request(
+        find_model("llama-3.2-1b"), "vllm", {}, detect("cuda:1"), quick=True, sections=("bandwidth", "attention")
+    )
+    receipt = run.validate(request)
+    assert [r.name for r in receipt.rows if r.passed is False] == []
+    assert any(r.name.startswith("Triton") and r.measured for r in receipt.rows)
+    assert (torch.cuda.current_device(), torch.cuda.memory_reserved(0)) == (before, untouched)
+
+
 def test_nothing_is_left_behind() -> None:
     device = detect("cuda")
     torch.empty(1, device="cuda")

@@ -12,6 +12,8 @@ from kvplan.planning.planner import plan_deployment
 from kvplan.probe import auto, extras, nvml
 from kvplan.probe.device import match
 from kvplan.probe.inventory import differences, inventory
+from kvplan.render.grid import KeyValues
+from kvplan.render.validation import inventory_report
 from kvplan.sources import find_gpu, find_model
 
 from .conftest import H200
@@ -36,6 +38,49 @@ def test_a_driver_that_does_not_tell_reserved_bytes(fake_nvml: Any) -> None:
     (card,) = nvml.all_facts()
     assert card.reserved_bytes is None
     assert card.total_bytes == 150_754_820_096
+
+
+GB10 = {**H200, "name": "NVIDIA GB10", "uuid": "GPU-gb10", "total": None, "bus": None, "capability": (12, 1)}
+"""Its memory is the processor's: NVML does not support the call."""
+
+
+def test_a_card_without_memory_of_its_own(fake_nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    fake_nvml(GB10)
+    (card,) = nvml.all_facts()
+    assert (card.total_bytes, card.reserved_bytes, card.used_bytes, card.free_bytes) == (None,) * 4
+    assert nvml.used_bytes(0) is None
+    known = load_gpu("gb10")
+    assert find_gpu("auto").device_bytes == known.device_bytes
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (device,), _ = inventory()
+    assert (device["gpu"], device["nvml"]["total_bytes"]) == ("gb10", None)
+    shown = inventory_report({"devices": [device], "warnings": []})
+    assert any(isinstance(part, KeyValues) for part in shown)
+    fake_nvml({**GB10, "name": "NVIDIA Frobnicator 9000"})
+    monkeypatch.setattr("kvplan.probe.device._meminfo", lambda: {"MemTotal": 120 << 30})
+    found = find_gpu("auto")
+    assert (found.id, found.device_bytes, found.unified_memory) == ("this-machine", 120 << 30, True)
+    monkeypatch.setattr("kvplan.probe.device._meminfo", dict)
+    with pytest.raises(InputError, match="the driver states no memory of NVIDIA Frobnicator 9000"):
+        find_gpu("auto")
+
+
+def test_a_card_that_cannot_be_read_does_not_take_the_others_with_it(fake_nvml: Any) -> None:
+    fake_nvml({**H200, "lost": True}, {**H200, "uuid": "GPU-2"})
+    remarks: list[str] = []
+    (card,) = nvml.all_facts(remarks=remarks)
+    assert card.number == 1
+    assert remarks == ["GPU 0 cannot be read (GPU is lost)"]
+    assert nvml.facts_of([card], None, 0) is None  # not the other one in its place
+    assert nvml.facts_of([card], None, 1) is card
+    assert nvml.used_bytes(0) is None
+    assert "GPU 0 cannot be read (GPU is lost)" in inventory()[1]
+    fake_nvml({**H200, "lost": True})
+    assert nvml.quiet_facts() == []
+    with pytest.raises(InputError, match="GPU 0 cannot be read"):
+        find_gpu("auto")
 
 
 def test_auto_takes_the_catalogs_entry_with_the_cards_bytes(fake_nvml: Any) -> None:
@@ -99,6 +144,10 @@ def test_without_a_driver_or_the_library_one_line_says_so(fake_nvml: Any, reques
         ("NVIDIA A100-SXM4-80GB", 85_899_345_920, "a100-sxm4-80gb"),
         ("Apple M2 Max", None, "apple-m2-max"),
         ("NVIDIA GeForce GT 710", 2_000_000_000, None),
+        ("NVIDIA GeForce RTX 4060 Ti", 17_175_674_880, "rtx-4060-ti-16gb"),
+        ("NVIDIA GeForce RTX 4060 Ti", 8_585_740_288, None),  # the catalog has the one with 16 GB alone
+        ("AMD Instinct MI300A", 137_438_953_472, "mi300a"),  # 128 GB of a datasheet are GiB here
+        ("NVIDIA GB10", 120 << 30, "gb10"),  # what the system leaves it
     ],
 )
 def test_drivers_names_lead_to_catalog_entries(name: str, total: int | None, found: str | None) -> None:
