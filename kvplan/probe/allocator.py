@@ -112,13 +112,32 @@ def most_blocks(free_bytes: int, tensor_block_bytes: Iterable[int], *, expandabl
     return low
 
 
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
 def expandable_segments() -> bool:
     """Whether this process asked for expandable segments (``PYTORCH_ALLOC_CONF``, ``PYTORCH_CUDA_ALLOC_CONF``)."""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+    for name in _SETTINGS:
         for item in os.environ.get(name, "").lower().replace(" ", "").split(","):
             if item == "expandable_segments:true":
                 return True
     return False
+
+
+_UNMODELLED = ("roundup_power2_divisions", "max_split_size_mb", "backend:cudamallocasync")
+
+
+def unmodelled() -> str | None:
+    """The setting under which torch's allocator rounds in ways that `reserve` does not model; None: there is none."""
+    for name in ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"):
+        if os.environ.get(name):
+            return name
+    for name in _SETTINGS:
+        text = os.environ.get(name, "").lower().replace(" ", "")
+        for item in _UNMODELLED:
+            if item in text:
+                return f"{name} with {item}"
+    return None
 
 
 def _up(value: int, step: int) -> int:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Kind = Literal["cuda", "rocm", "mps", "cpu"]
 KINDS: tuple[Kind, ...] = ("cuda", "rocm", "mps", "cpu")
 _FLAG = "--device"
+SHEET = "datasheet"
+"""Begins `ProbeDevice.bandwidth_source` where bus and clock are not known, or not believed."""
 BANDWIDTH_TOLERANCE = 0.02
 """Between datasheet and ``2 x bus x clock``: datasheets round."""
 _FAR = 0.15
@@ -182,9 +184,9 @@ def _bandwidth(
         rate, source = 2 * bits / 8 * clock * 1e3, f"2 x {bits} bit x {clock / 1000:.0f} MHz (torch)"
         if gpu is None or not sheet or not hip or abs(rate / sheet - 1) <= BANDWIDTH_TOLERANCE:
             return rate, source
-        return float(sheet), f"datasheet of {gpu.id}: {source} is another rate"  # clocks of HBM3 are told halved
+        return float(sheet), f"{SHEET} of {gpu.id}: {source} is another rate"  # clocks of HBM3 are told halved
     if gpu is not None and sheet:
-        return float(sheet), f"datasheet of {gpu.id}"
+        return float(sheet), f"{SHEET} of {gpu.id}"
     return None, "not known"
 
 
@@ -234,7 +236,7 @@ def _mps(torch: Any) -> ProbeDevice:
     rate = float(gpu.bandwidth_bytes_per_second) if gpu and gpu.bandwidth_bytes_per_second else None
     return ProbeDevice(
         kind="mps", name=name, total_bytes=total, free_bytes=_free("mps", 0), theoretical_bandwidth=rate,
-        bandwidth_source=f"datasheet of {gpu.id}" if gpu and rate else "not known", nvml=None, gpu=gpu,
+        bandwidth_source=f"{SHEET} of {gpu.id}" if gpu and rate else "not known", nvml=None, gpu=gpu,
         torch_version=torch.__version__,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kvplan.probe import extras, nvml
-from kvplan.probe.device import BANDWIDTH_TOLERANCE
+from kvplan.probe.device import BANDWIDTH_TOLERANCE, SHEET
 from kvplan.probe.receipt import Row, row
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def measure(session: Session) -> list[Row]:
         rows += _context(device)
     if device.theoretical_bandwidth is not None:
         sheet = device.gpu.bandwidth_bytes_per_second if device.gpu is not None else None
-        judged = sheet and not device.bandwidth_source.startswith("datasheet")
+        judged = sheet and not device.bandwidth_source.startswith(SHEET)
         rows.append(
             row(
                 "device", "bandwidth in theory", predicted=sheet, measured=device.theoretical_bandwidth, unit="bytes/s",

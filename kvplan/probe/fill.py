@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvplan.probe import extras
-from kvplan.probe.allocator import LARGE_SEGMENT, expandable_segments, most_blocks
+from kvplan.probe.allocator import LARGE_SEGMENT, expandable_segments, most_blocks, unmodelled
 from kvplan.probe.memory import out_of_memory
 from kvplan.probe.receipt import Row, row
 from kvplan.units import MIB, human_bytes
@@ -24,6 +24,8 @@ DRIVER_PAGE = 2 * MIB
 Source: one H200, driver 580.159: whatever was allocated before, the largest tensor is that much below what
 ``mem_get_info`` calls free, and the remainder of a page.
 """
+DRIVERS_SEEN = ("580.159",)
+"""What versions begin with on which that was seen: under others the card's last page informs."""
 REACH = 64
 """Blocks around the prediction that are tried before giving up."""
 
@@ -63,7 +65,18 @@ def measure(session: Session) -> list[Row]:
         if name == "one tensor":
             given = usable_bytes(free)
             rows += _planned(session, given // LARGE_SEGMENT * LARGE_SEGMENT if expandable else given, found)
-    return rows
+    return [_judged(device, r) for r in rows]
+
+
+def _judged(device: ProbeDevice, found: Row) -> Row:
+    """The row, or one that informs where the driver or the allocator is another than those that were seen."""
+    driver, setting = device.driver or "an unknown one", unmodelled()
+    if setting is None and driver.startswith(DRIVERS_SEEN):
+        return found
+    why = (
+        f"{setting} is set" if setting is not None else f"driver {driver} may keep another page than {DRIVERS_SEEN[0]}"
+    )
+    return found._replace(tolerance=None, passed=None, note=f"{found.note}; not judged: {why}")
 
 
 def _largest(device: ProbeDevice) -> Row:

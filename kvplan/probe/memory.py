@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.probe import extras, nvml
-from kvplan.probe.allocator import expandable_segments, reserve
+from kvplan.probe.allocator import expandable_segments, reserve, unmodelled
 from kvplan.probe.layout import DTYPE_BYTES, PROBE_FORMATS, LayerCache, RankLayout, model_layout, uniform_formats
 from kvplan.probe.receipt import Row, row
 from kvplan.units import GIB, MIB, human_bytes
@@ -165,6 +165,8 @@ def compare(session: Session, name: str, shapes: list[Shape], predicted: int, de
         return rows
     model = reserve((s.num_bytes for s in shapes), expandable=expandable_segments())
     rounding = f"rounding {human_bytes(model.reserved_bytes - predicted)} in {model.segments} segments"
+    if (setting := unmodelled()) is not None:
+        rounding += f"; not judged: {setting} is set"
     for what, expected, found, tolerance in (
         ("allocated", model.allocated_bytes, held.allocated_bytes, 0.0),
         ("reserved", model.reserved_bytes, held.reserved_bytes, 0.0),
@@ -173,8 +175,8 @@ def compare(session: Session, name: str, shapes: list[Shape], predicted: int, de
         if found is not None:
             rows.append(
                 row(
-                    "memory", f"{name}: {what}", predicted=expected, measured=found, unit="bytes", tolerance=tolerance,
-                    note=rounding,
+                    "memory", f"{name}: {what}", predicted=expected, measured=found, unit="bytes",
+                    tolerance=tolerance if setting is None else None, note=rounding,
                 )
             )  # fmt: skip
     return rows

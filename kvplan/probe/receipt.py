@@ -156,6 +156,12 @@ def quantile(samples: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
+def said(error: BaseException) -> str:
+    """An error as a row's note has it: its kind and its first line."""
+    text = next(iter(str(error).splitlines()), "")[:200]
+    return f"{type(error).__name__}{f': {text}' if text else ''}"
+
+
 class Counts(NamedTuple):
     """How many rows agree, do not, and were not judged."""
 

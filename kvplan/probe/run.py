@@ -27,6 +27,7 @@ from kvplan.probe.layout import plan_layout
 from kvplan.probe.memory import out_of_memory
 from kvplan.probe.receipt import SCHEMA, Counts, Row, counts, row
 from kvplan.probe.session import Limits, Session
+from kvplan.probe.timing import cache_shortfall, quickest_threads
 from kvplan.units import GIB, MIB, human_bytes
 
 if TYPE_CHECKING:
@@ -211,8 +212,7 @@ def validate(
         KvplanError: nothing could be measured.
         KeyboardInterrupt: after everything was freed.
     """
-    from kvplan.probe.timing import quickest_threads
-
+    cache_shortfall()  # of what was timed outside a run
     with request.device.current(), quickest_threads(request.device) as threads:
         return _validate(request, progress, before, stopped, threads)
 
@@ -221,6 +221,8 @@ def _validate(
     request: Request, progress: Progress | None, before: Calibration | None,
     stopped: Callable[[Receipt], None] | None, threads: int | None,
 ) -> Receipt:  # fmt: skip
+    from kvplan.probe.kernels import between
+
     start = time.monotonic()
     steps = _steps(request, drift=before is not None)
     done = 0
@@ -251,6 +253,8 @@ def _validate(
             found, ended = _section(session, section, module, function, debug=request.debug)
             rows += found
             session.limits = limits
+            if (short := cache_shortfall()) is not None:
+                session.lack(f"{section}: {short}: --max-memory is small")
             if section == "bandwidth":
                 _as_datasheet(session)
             complete &= ended
@@ -266,7 +270,7 @@ def _validate(
     for text in left_out(session.figures):
         session.lack(text)
     complete &= not session.lacks
-    warnings += session.lacks
+    warnings += [*session.lacks, *between.unfused()]
     if any(r.wide for r in rows):
         warnings.append("the spread of some rows is wide: something else was at work, or clocks changed")
     return _receipt(session, request, rows, start, complete, tuple(warnings), threads)

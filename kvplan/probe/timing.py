@@ -21,6 +21,8 @@ CACHES_OVER = 36
 """Data of one pass, in last-level caches: what is left of the last pass is at most a thirtieth of it."""
 LEAST_COPIES = 3
 """Different caches of one pass, at least."""
+_short: list[float] = []
+"""Bytes of passes over those of the last-level cache, where they were fewer than `CACHES_OVER` caches."""
 _CPU_CACHE = 32 << 20
 """Data of one pass on a CPU: about its last-level cache; its operators are slower than its memory anyway."""
 _CPU_SAMPLES = 7
@@ -41,7 +43,19 @@ def copies_for(device: ProbeDevice, bytes_each: int, max_bytes: int) -> int:
     """
     target = CACHES_OVER * device.l2_bytes if device.is_cuda and device.l2_bytes else _CPU_CACHE
     wanted = max(LEAST_COPIES, -(-target // max(bytes_each, 1)))
-    return max(1, min(wanted, max_bytes // max(bytes_each, 1)))
+    copies = max(1, min(wanted, max_bytes // max(bytes_each, 1)))
+    if device.is_cuda and device.l2_bytes and copies * bytes_each < target:
+        _short.append(copies * bytes_each / device.l2_bytes)
+    return copies
+
+
+def cache_shortfall() -> str | None:
+    """Whether copies since the last call were too few to defeat the cache, in a sentence; None: they were not."""
+    if not _short:
+        return None
+    least = min(_short)
+    _short.clear()
+    return f"one pass goes over {least:.1f} times the last-level cache, and {CACHES_OVER} times are needed to defeat it"
 
 
 @contextmanager

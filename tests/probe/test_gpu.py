@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.planning.calibration import load_calibration
-from kvplan.probe import run
+from kvplan.probe import fill, run
 from kvplan.probe.allocator import reserve
 from kvplan.probe.device import detect
 from kvplan.probe.memory import Shape, allocated
@@ -38,7 +38,9 @@ def test_the_card_is_filled_to_the_predicted_block() -> None:
     )
     receipt = run.validate(request)
     assert [(r.name, r.predicted, r.measured) for r in receipt.rows if r.passed is False] == []
-    assert receipt.counts.passed == 4
+    seen = (request.device.driver or "").startswith(fill.DRIVERS_SEEN)
+    assert receipt.counts.passed == (4 if seen else 0)
+    assert len(receipt.rows) == 4
 
 
 @pytest.mark.parametrize("sizes", [[512] * 5000, [3 << 20] * 7, [1, 700_000, 11 << 20, 2_000_001] * 9])
