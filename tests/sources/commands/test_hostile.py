@@ -68,7 +68,7 @@ def test_large_files_and_what_is_no_file(tmp_path: Path) -> None:
         file.truncate(100_000_000)
     assert "100,000,000 bytes" in str(refused(large))
     (tmp_path / "folder.sh").mkdir()
-    assert "not a regular file" in str(refused(tmp_path / "folder.sh"))
+    assert "is a folder" in str(refused(tmp_path / "folder.sh"))
     os.mkfifo(tmp_path / "pipe.sh")
     assert "not a regular file" in str(refused(tmp_path / "pipe.sh"))
     (tmp_path / "loop.sh").symlink_to(tmp_path / "loop.sh")
