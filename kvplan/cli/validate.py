@@ -243,12 +243,13 @@ def _save(receipt: Receipt, path: str) -> None:
 def _local_device(name: str | None) -> str | None:
     """The device of this process: under ``torchrun`` every one has a card of its own."""
     local = os.environ.get("LOCAL_RANK")
-    if local is None or name not in (None, "cuda", "rocm"):
+    kind = None if name is None or name.lower() == "auto" else name.lower()
+    if local is None or kind not in (None, "cuda", "rocm"):
         return name
     from kvplan.probe import extras
 
     torch = extras.torch()
-    kind = name or ("rocm" if torch.version.hip else "cuda")
+    kind = kind or ("rocm" if torch.version.hip else "cuda")
     return f"{kind}:{local}" if torch.cuda.is_available() else name
 
 

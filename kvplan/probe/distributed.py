@@ -9,16 +9,17 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.errors import InputError
+from kvplan.errors import InputError, KvplanError
 from kvplan.probe import extras, fit
-from kvplan.probe.allocator import expandable_segments, reserve
+from kvplan.probe.allocator import expandable_segments, reserve, unmodelled
 from kvplan.probe.layout import RankLayout, model_layout
 from kvplan.probe.memory import Shape, allocated, out_of_memory, page_shapes, planned_bytes
-from kvplan.probe.receipt import Row, median, row
+from kvplan.probe.receipt import Row, median, row, said
 from kvplan.probe.timing import sample
 from kvplan.units import KIB, MIB, human_bytes
 
@@ -64,18 +65,40 @@ def measure(session: Session) -> list[Row]:
             where="--tensor-parallel-size", hint=f"type -tp {size}, or leave it out",
         )  # fmt: skip
     group = _join(session)
+    rows: list[Row] = []
+    failed: list[Row] = []
     try:
         # one figure for all: ranks that sized their work by their own free memory would send different messages
         agreed = min(_gathered(session.limits.max_bytes, group))
         session.limits = session.limits._replace(max_bytes=agreed)
-        rows = _held(session, group)
-        rows += _replicated(session, group)
-        found, line = _messages(session, group)
-        rows += found
+        _held(session, group, rows)
+        _replicated(session, group, rows)
+        line = _messages(session, group, rows)
         rows += _step(session, group, line)
+    except KvplanError:
+        raise
+    except Exception as error:
+        if not rows:
+            raise  # a section that fails, as others do
+        failed = [_failed(session, error)]
     finally:
-        extras.torch().distributed.destroy_process_group()
-    return rows if group.rank == 0 else [r._replace(passed=None) for r in rows]
+        with suppress(RuntimeError):  # one that has lost another rank may not part in order
+            extras.torch().distributed.destroy_process_group()
+    return (rows if group.rank == 0 else [r._replace(passed=None) for r in rows]) + failed
+
+
+def _failed(session: Session, error: Exception) -> Row:
+    """The row behind what was measured before a part failed; nothing after it is measured."""
+    failed = row("distributed", "distributed failed", predicted=None, measured=None, unit="count", note=said(error))
+    if out_of_memory(error):
+        note = f"out of memory within {human_bytes(session.limits.max_bytes)}; free some, or lower --max-memory"
+        failed = failed._replace(name="out of memory", unit="bytes", note=note)
+    elif any(sign in failed.note.lower() for sign in ("by peer", "timed out")):
+        failed = failed._replace(
+            note="another rank stopped or went silent; it says why on stderr, or its launcher does"
+        )
+    session.lack(f"distributed: not all was measured: {failed.note}")
+    return failed if failed.name == "out of memory" else failed._replace(passed=False)
 
 
 def _join(session: Session) -> Group:
@@ -115,9 +138,9 @@ def _agreed(session: Session, group: Group, make: Callable[[], Any], what: str) 
         made = make()
     except Exception as error:  # whatever it is: the others have to hear of it
         trouble = "out of memory" if out_of_memory(error) else f"{type(error).__name__}: {error}"[:200]
-    for rank, said in enumerate(_gathered(trouble, group)):
-        if said is not None:
-            session.lack(f"distributed, {what}: rank {rank}: {said}")
+    for rank, why in enumerate(_gathered(trouble, group)):
+        if why is not None:
+            session.lack(f"distributed, {what}: rank {rank}: {why}")
             made = None
     return made
 
@@ -127,7 +150,7 @@ def _blocks(session: Session, layout: RankLayout) -> int:
     return max(1, min(session.limits.max_bytes // 4, (64 if session.device.kind == "cpu" else 1024) * MIB) // page)
 
 
-def _held(session: Session, group: Group) -> list[Row]:
+def _held(session: Session, group: Group, rows: list[Row]) -> None:
     """Each rank's shard of the cache, allocated: bytes of its tensors, and on a GPU what the allocator counts."""
     session.say("distributed, caches")
     layout, device = session.layout, session.device
@@ -137,7 +160,7 @@ def _held(session: Session, group: Group) -> list[Row]:
         mine = (None, None) if isinstance(held, str) else (held.storage_bytes, held.allocated_bytes)
     note = f"{blocks:,} blocks of {layout.block_size} tokens; {_heads(layout)} KV heads a layer"
     counted = reserve((s.num_bytes for s in shapes), expandable=expandable_segments()).allocated_bytes
-    rows = []
+    setting = unmodelled()
     for rank, (storage, given) in enumerate(_gathered(mine, group)):
         for what, predicted, measured in (
             ("", planned_bytes(layout, blocks), storage), (": allocated", counted, given),
@@ -146,17 +169,17 @@ def _held(session: Session, group: Group) -> list[Row]:
                 rows.append(
                     row(
                         "distributed", f"cache on rank {rank}{what}", predicted=predicted, measured=measured,
-                        unit="bytes", tolerance=0.0, note=note,
+                        unit="bytes", tolerance=None if what and setting else 0.0,
+                        note=note + (f"; not judged: {setting} is set" if what and setting else ""),
                     )
                 )  # fmt: skip
-    return rows
 
 
 def _heads(layout: RankLayout) -> int:
     return max((s.heads for layer in layout.layers for s in layer.streams), default=0)
 
 
-def _replicated(session: Session, group: Group) -> list[Row]:
+def _replicated(session: Session, group: Group, rows: list[Row]) -> None:
     """All ranks' bytes over the model's: 1 while KV heads are divided, more once they are copied.
 
     The model as it is, and the same one with a single KV head, which every rank has to hold.
@@ -168,7 +191,6 @@ def _replicated(session: Session, group: Group) -> list[Row]:
         model,
         blocks={name: replace(b, mixers=tuple(m.as_mqa() for m in b.mixers)) for name, b in model.blocks.items()},
     )
-    rows = []
     for name, spec in (("as it is", model), ("with one KV head", single)):
         whole = model_layout(spec, session.layout.formats, block_size=session.layout.block_size)
         part = model_layout(
@@ -176,8 +198,9 @@ def _replicated(session: Session, group: Group) -> list[Row]:
             tp=group.size,
         )  # fmt: skip
         shapes = [Shape(s.dtype, s.shape) for s in page_shapes(part, 1)]
-        with allocated(session.device, shapes) as held:
-            mine = 0 if isinstance(held, str) else held.storage_bytes
+        mine = _agreed(session, group, partial(_stored, session, shapes), f"copies of the cache, {name}")
+        if mine is None:
+            continue
         together = sum(_gathered(mine, group))
         everything = sum(s.num_bytes for s in page_shapes(whole, 1))
         predicted = group.size * planned_bytes(part, 1) / planned_bytes(whole, 1)
@@ -188,10 +211,21 @@ def _replicated(session: Session, group: Group) -> list[Row]:
                 note=f"bytes of {group.size} ranks over those of the whole; {_heads(whole)} KV heads",
             )
         )  # fmt: skip
-    return rows
 
 
-def _messages(session: Session, group: Group) -> tuple[list[Row], Line | None]:
+def _stored(session: Session, shapes: list[Shape]) -> int:
+    """Bytes of the tensors' storages.
+
+    Raises:
+        MemoryError: they cannot be allocated.
+    """
+    with allocated(session.device, shapes) as held:
+        if isinstance(held, str):
+            raise MemoryError(held)
+        return held.storage_bytes
+
+
+def _messages(session: Session, group: Group, rows: list[Row]) -> Line | None:
     """All-reduce and all-to-all by size; the line of the all-reduce."""
     torch = extras.torch()
     dist = torch.distributed
@@ -199,7 +233,6 @@ def _messages(session: Session, group: Group) -> tuple[list[Row], Line | None]:
     if session.limits.quick:
         sizes = sizes[:5]
     stated = session.speed()
-    rows: list[Row] = []
     line = None
     operations: tuple[tuple[str, Callable[[Any, Any], Any], float], ...] = (
         ("all-reduce", lambda send, receive: dist.all_reduce(send), 2 * (group.size - 1) / group.size),
@@ -214,7 +247,10 @@ def _messages(session: Session, group: Group) -> tuple[list[Row], Line | None]:
             if pair is None:
                 continue
             send, receive = pair
-            mine = _samples(session, _repeated(call, send, receive), INNER)
+            work = _repeated(call, send, receive)
+            mine = _agreed(session, group, partial(_samples, session, work, INNER), f"{name} of {human_bytes(size)}")
+            if mine is None:
+                continue
             samples = [max(values) for values in zip(*_gathered(mine, group), strict=True)]
             carried = moved * 4 * elements
             points.append((carried, median(samples)))
@@ -234,7 +270,7 @@ def _messages(session: Session, group: Group) -> tuple[list[Row], Line | None]:
         if name == "all-reduce":
             line = fitted
         rows += _line_rows(name, fitted)
-    return rows, line
+    return line
 
 
 def _buffers(session: Session, elements: int) -> Callable[[], Any]:
@@ -297,9 +333,15 @@ def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
     held, layers, paths = made
     reduce = extras.torch().distributed.all_reduce
     grown = session.layout.spec.num_layers / len(held.layers)
-    alone, together = (
-        _gathered([grown * s for s in _samples(session, partial(layers, one))], group) for one in (None, reduce)
-    )
+    if _agreed(session, group, lambda: layers(None) or True, f"step, {name}") is None:  # what it allocates, it gets
+        return []
+    taken = []
+    for one in (None, reduce):
+        mine = _agreed(session, group, partial(_samples, session, partial(layers, one)), f"step, {name}")
+        if mine is None:
+            return []
+        taken.append(_gathered([grown * s for s in mine], group))
+    alone, together = taken
     predicted = planned_step(session, line, batch, context)
     tolerance = STEP_TOLERANCE if session.device.is_cuda else None
     message = batch * session.layout.spec.hidden_size * 2

@@ -177,9 +177,74 @@ def test_a_rank_that_ends_ends_the_others_with_a_report(how: str, status: int, s
     first, second = launch(*words, code=ENDS.format(how=how))
     assert (first.returncode, second.returncode) == (1, status)
     assert says in second.stderr
-    (row,) = json.loads(first.stdout)["rows"]
+    plain = json.loads(first.stdout)
+    *before, row = plain["rows"]
+    assert [r["name"] for r in before] == ["cache on rank 0", "cache on rank 1"]  # what was measured stays
+    assert all(r["pass"] for r in before)
     assert (row["name"], row["pass"]) == ("distributed failed", False)
     assert "another rank stopped" in row["note"]
+    assert plain["verdict"]["complete"] is False
+
+
+FULL = """
+import os, sys
+from kvplan.cli.main import main
+from kvplan.probe import {module}
+original = {module}.{name}
+def short(*args, **kwargs):
+    if os.environ["RANK"] == "1":
+        raise MemoryError
+    return original(*args, **kwargs)
+{module}.{name} = short
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "says", "gone", "there"),
+    [
+        (
+            "distributed", "_stored", "copies of the cache, as it is: rank 1: out of memory",
+            "copies of the cache, as it is", "all-reduce, 4 MiB",
+        ),
+        (
+            "stack", "run_layer", "step, 2 x 128: rank 1: out of memory", "step on rank 0, 2 x 128",
+            "all-reduce, 4 MiB",
+        ),
+    ],
+)  # fmt: skip
+def test_a_rank_that_runs_out_says_so_before_the_next_message(
+    module: str, name: str, says: str, gone: str, there: str
+) -> None:
+    words = ("llama-3.2-1b", "--device", "cpu", "--quick", "--only", "distributed", "--json")
+    first, second = launch(*words, code=FULL.format(module=module, name=name))
+    assert "Traceback" not in first.stderr + second.stderr
+    plain = json.loads(first.stdout)
+    names = {row["name"] for row in plain["rows"]}
+    assert there in names
+    assert gone not in names
+    assert "distributed failed" not in names
+    assert any(says in text for text in plain["warnings"])
+    assert plain["verdict"]["complete"] is False
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "given"),
+    [
+        (None, True, "cuda:3"), ("auto", True, "cuda:3"), ("AUTO", True, "cuda:3"), ("cuda", True, "cuda:3"),
+        ("cuda:1", True, "cuda:1"), ("cpu", True, "cpu"), ("auto", False, "auto"), (None, False, None),
+    ],
+)  # fmt: skip
+def test_every_rank_takes_its_own_card(
+    asked: str | None, there: bool, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvplan.cli.validate import _local_device
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert _local_device(asked) == given
+    monkeypatch.delenv("LOCAL_RANK")
+    assert _local_device(asked) == asked
 
 
 def test_what_runs_alone_is_refused_among_several() -> None:
