@@ -52,7 +52,7 @@ def explain(
 
     given, out = flags.read(ctx), output.of(ctx)
     saved = bool(given.pop("no_cache", False))
-    command = find_command(model)
+    command, read = find_command(model), None
     if command is None:
         found = find_model(model, **{key: given.pop(key) for key in ("assume", "hub") if key in given})
     else:
@@ -61,9 +61,10 @@ def explain(
         deployment = of_command(command, given)
         found = deployment.model
         given = {name: value for name, value in deployment.settings.items() if name in _SETTINGS}
-        if deployment.report is not None:
-            out.note(deployment.report.note())
+        read = deployment.report
     plain = take_apart(found, given, saved=saved).to_dict()
+    if read is not None:
+        out.note(read.note())
     out.emit(lambda: _report(plain, found, given, out), plain, warnings=found.file_warnings)
     return 0
 

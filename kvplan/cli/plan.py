@@ -70,11 +70,11 @@ def _several(ctx: typer.Context, deployment: Deployment, engines: str) -> int:
 
     result = side_by_side(deployment.model, deployment.gpu, engine_names(engines), deployment.settings)
     plain, out = result.to_dict(), output.of(ctx)
-    if deployment.report is not None:
-        out.note(deployment.report.note())
     warnings = dict.fromkeys((*deployment.warnings, *(w for plan in result.plans for w in plan.warnings)))
     if not result.plans:
         raise nothing_planned(result)
+    if deployment.report is not None:
+        out.note(deployment.report.note())
     out.emit(lambda: _plans_report(plain, out), plain, warnings=tuple(warnings))
     return result.status
 

@@ -212,31 +212,24 @@ class Engine:
     summary: str
     versions: ClassVar[tuple[str, ...]] = ()
     """Releases whose source was read, oldest first; empty: the one version."""
-    policies: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """(what it is about, what the engine does), a line each."""
+    policies: ClassVar[tuple[tuple[str, str], ...]] = ()  # (what it is about, what the engine does)
     known_kinds: frozenset[str] | None = frozenset()
     """Kinds of `kvplan.cache.KINDS` of which it is known what the engine makes of them, be it that it refuses them;
     layers of all others are refused. None: any kind, since nothing but its streams and states counts."""
     settings: frozenset[str] = frozenset()
     """Names of the engine's own settings, beyond layout and workload."""
     highest_utilization: float = 1.0  # the largest share of the device that advice will propose
-    pages_cover_states: bool = False
-    """Whether a page of the cache is as large as a state, so that a smaller format may save nothing."""
+    pages_cover_states: bool = False  # a page is as large as a state, so that a smaller format may save nothing
     sequences_flag: str = "--max-num-seqs"  # what limits the running sequences
     sequence_needs: str = "every running sequence needs a block of its own"
     """Why memory limits them, where states are kept."""
-    least_fitted_tokens: int = 1
-    """The shortest length that is fitted to the memory (``--max-model-len -1``)."""
-    fills_budget: bool = True
-    """Whether the cache takes what the budget leaves; if not, it takes what its settings lay out."""
-    splits_tensors: bool = True
-    """Whether tensor parallelism exists; if not, advice deals whole layers over more GPUs."""
-    lays_out_pool: bool = True
-    """Whether a pool is laid out at start; if not, it starts wherever one longest request holds."""
+    least_fitted_tokens: int = 1  # the shortest length that ``--max-model-len -1`` fits to the memory
+    fills_budget: bool = True  # the cache takes what the budget leaves; if not, what its settings lay out
+    splits_tensors: bool = True  # tensor parallelism exists; if not, advice deals whole layers over more GPUs
+    lays_out_pool: bool = True  # a pool is laid out at start; if not, it starts wherever one longest request holds
     runs_on: frozenset[str] | None = None
     """Vendors it has a backend or a maintained plug-in for, by its own list of supported hardware; None: all."""
-    only_on: frozenset[str] | None = None
-    """Vendors on whose devices alone it starts; None: it may start on others than `runs_on` too."""
+    only_on: frozenset[str] | None = None  # vendors on whose devices alone it starts; None: on others too
     least_capability: float = 0.0  # NVIDIA's compute capability below which it does not start
     alike_by_generation: bool = False
     """Whether, settings chosen, it sees no more of a device than link, vendor and generation, by which `fit` groups."""
@@ -246,12 +239,9 @@ class Engine:
     """Settings that `budget_bytes`, `request_bytes`, `pool`, `requests_at`, `holds` and `shared_prefix_tokens`
     take as NumPy arrays too, whose shapes broadcast; nothing else depends on them, except on ``max_model_len``
     (`length_key`)."""
-    warnings: tuple[str, ...] = ()
-    """What to tell whoever chose this version."""
-    smaller_kv_formats: tuple[str, ...] = ()
-    """KV formats that advice tries where the cache does not fit, mildest first."""
-    smaller_weights: tuple[str, ...] = ("fp8", "awq")
-    """Weight formats that advice tries where the weights bind, mildest first."""
+    warnings: tuple[str, ...] = ()  # what to tell whoever chose this version
+    smaller_kv_formats: tuple[str, ...] = ()  # what advice tries where the cache does not fit, mildest first
+    smaller_weights: tuple[str, ...] = ("fp8", "awq")  # the same where the weights bind
 
     def __init__(self, version: str | None = None) -> None:
         """The engine at a version; engines that know one version refuse others.

@@ -49,6 +49,8 @@ def faults(pool: Pool, engine: str, name: str, kv: int) -> list[str]:
     """Each law that a pool of `kv` bytes breaks."""
     chosen, settings, (stage,) = deployment(engine, name)
     found = []
+    if not pool.starts and pool.kv_tokens == 0:  # laid out at start, and it does not start: nothing is held
+        return ["a request runs where nothing is held"] if pool.max_concurrency else []
     counted = pool.num_blocks is not None and pool.kv_tokens is not None
     if counted and pool.num_blocks * pool.block_size != pool.kv_tokens:
         found.append("blocks are not the tokens")

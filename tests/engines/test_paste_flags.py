@@ -129,8 +129,13 @@ def test_only_what_the_program_takes(
     assert not read.unknown
     again = plan(model, gpu=gpu, engine=engine, **{k: v for k, v in read.settings.items() if k != "weights"})
     assert {k: again.inputs.get(k) for k in SAME} == {k: made.inputs.get(k) for k in SAME}
-    assert again.capacity == made.capacity
+    assert _middle(again) == _middle(made)
     assert again.kv == made.kv
+
+
+def _middle(made: Plan) -> Any:
+    """The capacity without its ends: the bytes that a line states have none."""
+    return made.capacity and made.capacity._replace(low=None, high=None)
 
 
 @pytest.mark.parametrize(
