@@ -98,6 +98,10 @@ class Output:
             can = f"this answer can be {', '.join(_suffixes(formats))}"
             hint = f"{hint}; {can}" if near in ("", *formats) else can
             raise InputError(f"nothing is written as {_suffix(file)}", where="-o", hint=hint)
+        elsewhere = _suffixes(tuple(WRITERS)).get(_suffix(file))
+        if format is None and not json and elsewhere not in (None, *formats):
+            can = f"it can be {', '.join(_suffixes(formats))}"
+            raise InputError(f"this answer is not written as {_suffix(file)}", where="-o", hint=can)
         self.file = None if file == "-" else file
         self.quiet = quiet
         self.color = _wants_color(color, None if self.file else sys.stdout)

@@ -343,6 +343,9 @@ def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
         taken.append(_gathered([grown * s for s in mine], group))
     alone, together = taken
     predicted = planned_step(session, line, batch, context)
+    how = "predicted by the plan with the line of the all-reduce"
+    if predicted is None:
+        how = f"not predicted: {session.speed()}"
     tolerance = STEP_TOLERANCE if session.device.is_cuda else None
     message = batch * session.layout.spec.hidden_size * 2
     reduces = 2 * session.layout.spec.num_layers
@@ -353,7 +356,7 @@ def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
         rows.append(
             row(
                 "distributed", f"step on rank {rank}, {name}", predicted=predicted, measured=messages, unit="s",
-                tolerance=tolerance, note=f"{part}; predicted by the plan with the line of the all-reduce; "
+                tolerance=tolerance, note=f"{part}; {how}; "
                 f"{', '.join(dict.fromkeys(paths)) or 'no attention'}",
             )
         )  # fmt: skip

@@ -64,6 +64,7 @@ class Held:
 def measure(session: Session) -> list[Row]:
     """Rows of single kernels, of the grid, and how far predictions lie off; sets ``figures`` but for attention."""
     if (reason := _unfit(session)) is not None:
+        session.lack(f"decode step: {reason}")
         return [row("decode", "decode step", predicted=None, measured=None, unit="s", note=reason)]
     held = hold(session)
     if isinstance(held, str):

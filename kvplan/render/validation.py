@@ -97,7 +97,8 @@ def _grid(title: str, rows: list[Plain]) -> Grid:
     ]  # fmt: skip
     cells = [
         (
-            row["name"], amount(row["predicted"], row["unit"]), amount(row["measured"], row["unit"]),
+            row["name"] + (" (wide)" if _wide(row) else ""),
+            amount(row["predicted"], row["unit"]), amount(row["measured"], row["unit"]),
             error_text(row), {True: "ok", False: "OFF", None: "-"}[row["pass"]], _tolerance(row), _spread(row),
             row["note"],
         )
@@ -145,7 +146,12 @@ def _tolerance(row: Plain) -> str:
 
 def _spread(row: Plain) -> str:
     spread = row["spread"]
-    return "-" if spread is None else f"{spread:.1%}" + (" wide" if spread > 0.1 else "")
+    return "-" if spread is None else f"{spread:.1%}" + (" wide" if _wide(row) else "")
+
+
+def _wide(row: Plain) -> bool:
+    """Whether the samples lie too far apart to say much."""
+    return row["spread"] is not None and row["spread"] > 0.1
 
 
 def _tables(shown: Plain) -> Grid:

@@ -238,6 +238,14 @@ class TestFile:
         assert run("formats", "fp8", "-o", str(tmp_path / name), "--format", "text").status == 0
         assert os.listdir(tmp_path) == [name]
 
+    @pytest.mark.parametrize("name", ["a.svg", "b.CSV", "c.jsonl", "d.parquet"])
+    def test_a_suffix_of_other_answers_is_no_plain_text(self, run: Run, tmp_path: Path, name: str) -> None:
+        message, said = one_line_error(run("validate", "llama-3.2-1b", "--device", "cpu", "-o", str(tmp_path / name)))
+        assert f"-o: this answer is not written as .{name[2:].lower()}" in message
+        assert "it can be .json" in said
+        assert os.listdir(tmp_path) == []
+        assert run("formats", "fp8", "-o", str(tmp_path / name), "--format", "text").status == 0
+
     def test_permissions_and_links_are_kept(self, tmp_path: Path) -> None:
         target, link = tmp_path / "real", tmp_path / "link"
         target.write_text("old")

@@ -62,6 +62,9 @@ def test_two_ranks_hold_their_shares(tmp_path: Path) -> None:
     for name in ("all-reduce, 4 MiB", "all-to-all, 4 MiB", "step on rank 1, 2 x 128"):
         assert rows[name]["measured"] > 0
         assert len(rows[name]["samples"]) >= 3
+    step = rows["step on rank 1, 2 x 128"]
+    assert ("not predicted: " in step["note"]) == (step["predicted"] is None)
+    assert ("; predicted by the plan" in step["note"]) == (step["predicted"] is not None)
 
 
 def test_another_tensor_parallel_size_is_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the probe's extra is not installed")
 
+from kvplan.catalog import load_model
 from kvplan.errors import InputError, UnsupportedError
 from kvplan.probe import attention, run, step
 from kvplan.probe.device import detect
@@ -208,3 +209,18 @@ def test_the_calibration_takes_lines_of_kernels(
     for fmt, (_, path) in served.items():
         kept = path != choose.OPERATORS
         assert ("not in the calibration" in rows[f"{fmt}: worst miss of the line"].note) == (not kept)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek-v4-flash"])
+def test_a_step_that_is_not_measured_is_not_all_that_was_to_measure(name: str) -> None:
+    receipt = measured(load_model(name), "decode")
+    assert [r.measured for r in named(receipt, "decode step")] == [None]
+    assert receipt.complete is False
+    assert any("are not multiplied here" in text for text in receipt.warnings)
+    assert "not all was measured" in receipt.to_dict()["verdict"]["reason"]
+
+
+def test_the_line_of_linear_layers_informs() -> None:
+    (line,) = named(measured(small(), "bandwidth", "decode"), "linear layers: worst miss")
+    assert (line.predicted, line.tolerance, line.passed) == (None, None, None)
+    assert line.measured is not None

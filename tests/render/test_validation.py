@@ -73,6 +73,10 @@ def test_wide_spreads_and_one_sided_bounds_say_so() -> None:
     step = next(line for line in drawn.splitlines() if line.strip().startswith("step "))
     assert "wide" in step
     assert next(line for line in drawn.splitlines() if line.strip().startswith("cache ")).split()[3] == "below"
+    narrow = table.draw(validation_report(receipt(*ROWS)), width=80)
+    assert "room for: spread" in narrow
+    assert "step (wide)" in narrow
+    assert "read ceiling (wide)" not in narrow
     assert "-0.05" in next(line for line in drawn.splitlines() if line.strip().startswith("read ceiling"))
 
 
