@@ -154,7 +154,8 @@ def time_format(
         else:
             work.check_bytes = min(work.check_bytes, int(limits.max_bytes * _CHECK_SHARE))
         contiguous = 0 if limits.quick and device.is_cuda else share
-        candidates = choose.paths(work, several=device.is_cuda and not limits.quick)
+        room = batch * context * store.workspace_bytes(shape, fmt) <= limits.max_bytes * _POOL_SHARE
+        candidates = choose.paths(work, several=device.is_cuda and not limits.quick, operators=room)
         paged = choose.pick(work, candidates, samples=limits.samples)
         why = "; ".join(work.rejected) or "no candidate"
         if refused is not None and (paged is None or work.wrong):
@@ -172,10 +173,13 @@ def time_format(
 
 
 def _fitting(session: Session, shape: HeadShape, fmt: str) -> list[tuple[int, int]]:
-    """Shapes of the grid that the limit holds: the largest first, on a CPU the quickest."""
+    """Shapes of the grid that the limit holds: the largest first, on a CPU the quickest.
+
+    Room for torch operators is kept only where no kernel serves.
+    """
     most, slow = session.limits.max_bytes, session.limits.slow
     each = store.row_bytes(shape, fmt)
-    if not slow:
+    if not slow and not choose.kernels_serve(session.device, shape, fmt):
         each = max(each, store.workspace_bytes(shape, fmt))
 
     def checked(context: int) -> int:

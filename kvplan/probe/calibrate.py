@@ -61,14 +61,15 @@ def calibration_data(session: Session) -> dict[str, Any] | None:
     return data
 
 
-def left_out(figures: Figures) -> list[str]:
-    """Lines that were measured and say too little to be written, a sentence each."""
-    return [
-        f"calibration, {what}, {key}: no line through its shapes says something (worst miss {line.worst_miss:.0%}), "
-        "so there is none in it"
-        for what, lines in (("linear", figures.linear), ("attention", figures.attention))
-        for key, line in lines.items() if not _line_stands(line)
-    ]  # fmt: skip
+def note_left_out(session: Session) -> None:
+    """Lines that were measured and say too little to be written: the receipt lacks them."""
+    for what, lines in (("linear", session.figures.linear), ("attention", session.figures.attention)):
+        for key, line in lines.items():
+            if not _line_stands(line):
+                session.lack(
+                    f"calibration, {what}, {key}: no line through its shapes says something "
+                    f"(worst miss {line.worst_miss:.0%}), so there is none in it"
+                )
 
 
 def _stands(figure: MeasuredFigure) -> bool:

@@ -20,7 +20,7 @@ from kvplan._version import __version__
 from kvplan.errors import InputError
 from kvplan.probe.allocator import expandable_segments
 from kvplan.probe.busy import refuse_busy
-from kvplan.probe.calibrate import calibration_data, drift_rows, left_out
+from kvplan.probe.calibrate import calibration_data, drift_rows, note_left_out
 from kvplan.probe.device import ProbeDevice
 from kvplan.probe.facts import device_payload
 from kvplan.probe.layout import plan_layout
@@ -267,8 +267,7 @@ def _validate(
         raise
     if before is not None:
         rows += drift_rows(before, session, {step[0] for step in steps})
-    for text in left_out(session.figures):
-        session.lack(text)
+    note_left_out(session)
     complete &= not session.lacks
     warnings += [*session.lacks, *between.unfused()]
     if any(r.wide for r in rows):

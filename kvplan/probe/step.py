@@ -18,7 +18,7 @@ from kvplan.probe import linear, stack, timing
 from kvplan.probe.attention import PAGE, head_shape, skipped
 from kvplan.probe.kernels import between, choose, store
 from kvplan.probe.receipt import Row, median, row
-from kvplan.probe.step_rows import Point, point_rows
+from kvplan.probe.step_rows import Point, point_rows, wrong_rows
 from kvplan.units import human_bytes
 
 if TYPE_CHECKING:
@@ -84,23 +84,10 @@ def measure(session: Session) -> list[Row]:
             points.append(time_step(session, held, batch, context))
         except Unserved as problem:
             session.lack(f"decode, step {batch} x {context}: {problem}")
-    rows += _wrong_rows(held) + point_rows(session, held, points)
+    rows += wrong_rows(held) + point_rows(session, held, points)
     held.layers.clear()
     held.pools.clear()
     return rows
-
-
-def _wrong_rows(held: Held) -> list[Row]:
-    """A failed row where some attention of the steps lay too far from float64, whether or not another served."""
-    if not held.wrong:
-        return []
-    name, error = max(held.wrong, key=lambda one: one[1])
-    return [
-        row(
-            "decode", "steps: worst error of attention", predicted=choose.TOLERANCE, measured=error, unit="ratio",
-            tolerance=0.0, sense="at_most", note=f"{name}, {held.fmt} cache, against float64; predicted is the bound",
-        )
-    ]  # fmt: skip
 
 
 def _unfit(session: Session) -> str | None:
@@ -181,22 +168,31 @@ def _grid(session: Session, held: Held) -> list[tuple[int, int]]:
     if len(fitting) < len(possible):
         left = len(possible) - len(fitting)
         session.lack(f"decode, steps: the caches of {left} of {len(possible)} points do not fit into --max-memory")
-    return sorted(fitting, key=lambda point: -_cache_bytes(held, *point))
+    return sorted(fitting, key=lambda point: -_cache_bytes(session, held, *point))
 
 
-def fits(session: Session, held: Held, batch: int, context: int) -> bool:
-    """Whether the caches of a point fit beside the layers."""
+def fits(session: Session, held: Held, batch: int, context: int, *, operators: bool = False) -> bool:
+    """Whether the caches of a point fit beside the layers.
+
+    Args:
+        operators: with the room that torch operators take although a kernel serves.
+    """
     share = _POOL_SHARE if session.device.is_cuda else _CPU_POOL_SHARE
-    return _cache_bytes(held, batch, context) <= session.limits.max_bytes * share
+    return _cache_bytes(session, held, batch, context, operators=operators) <= session.limits.max_bytes * share
 
 
-def _cache_bytes(held: Held, batch: int, context: int) -> int:
-    """Pages and states of all layers that are held, and what operators take to read one layer's."""
+def _cache_bytes(session: Session, held: Held, batch: int, context: int, *, operators: bool = False) -> int:
+    """Pages and states of all layers that are held, and what operators take to read one layer's.
+
+    Args:
+        operators: count them although a kernel serves.
+    """
     total = work = 0
     for layer in held.layers:
         if layer.head is not None:
             total += batch * _cached(layer, context) * store.row_bytes(layer.head, held.fmt)
-            work = max(work, batch * _cached(layer, context) * store.workspace_bytes(layer.head, held.fmt))
+            if operators or not choose.kernels_serve(session.device, layer.head, held.fmt):
+                work = max(work, batch * _cached(layer, context) * store.workspace_bytes(layer.head, held.fmt))
         total += batch * layer.state_elements * 2
     return total + work
 
@@ -280,7 +276,8 @@ def _attends(
         work = choose.over_pool(session.device, pool, len(indices), batch, length, session.seed)
         several = session.device.is_cuda and not session.limits.quick
         work.check_bytes = min(work.check_bytes, int(session.limits.max_bytes * _CHECK_SHARE))
-        picked = choose.pick(work, choose.paths(work, several=several), samples=3)
+        room = fits(session, held, batch, context, operators=True)
+        picked = choose.pick(work, choose.paths(work, several=several, operators=room), samples=3)
         held.wrong += work.wrong
         if picked is None:
             raise Unserved(f"no attention serves {held.fmt} ({'; '.join(work.rejected) or 'no candidate'})")

@@ -68,6 +68,21 @@ def point_rows(session: Session, held: Held, points: list[Point]) -> list[Row]:
     return rows + _summaries(session, misses, stated, plain)
 
 
+def wrong_rows(held: Held) -> list[Row]:
+    """A failed row where some attention of the steps lay too far from float64, whether or not another served."""
+    if not held.wrong:
+        return []
+    from kvplan.probe.kernels import choose
+
+    name, error = max(held.wrong, key=lambda one: one[1])
+    return [
+        row(
+            "decode", "steps: worst error of attention", predicted=choose.TOLERANCE, measured=error, unit="ratio",
+            tolerance=0.0, sense="at_most", note=f"{name}, {held.fmt} cache, against float64; predicted is the bound",
+        )
+    ]  # fmt: skip
+
+
 def _bytes_read(setup: Setup, batch: int, context: int) -> float:
     from kvplan.planning.speed import work as of
 

@@ -140,7 +140,7 @@ def test_a_kernel_that_is_wrong_is_red_although_operators_serve(
     monkeypatch.setattr(choose.launch, "starts_early", lambda q: False)
     monkeypatch.setattr(choose.launch, "prepare", prepare)
     paths = choose.paths
-    monkeypatch.setattr(choose, "paths", lambda work, several=True: paths(work))
+    monkeypatch.setattr(choose, "paths", lambda work, **given: paths(work))
     receipt = measured(small(), "bandwidth", "attention")
     errors = [r for r in receipt.rows if "worst error of a sequence" in r.name]
     assert [r.passed for r in errors] == [passed] * len(attention.PROBE_FORMATS)
@@ -224,3 +224,36 @@ def test_the_line_of_linear_layers_informs() -> None:
     (line,) = named(measured(small(), "bandwidth", "decode"), "linear layers: worst miss")
     assert (line.predicted, line.tolerance, line.passed) == (None, None, None)
     assert line.measured is not None
+
+
+def test_a_card_that_kernels_serve_keeps_no_room_for_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 GB: the largest shapes of an 8-bit cache fit, and what operators would take does not."""
+    session = session_of(small())
+    session.device = replace(session.device, kind="cuda", compute_capability="8.9")
+    shape = store.HeadShape(32, 8, 128, 128)
+    session.limits = session.limits._replace(max_bytes=21 << 30, quick=False, slow=False)
+    most = session.limits.max_bytes * 0.3
+    without = {}
+    for kernels in (False, True):
+        monkeypatch.setattr(choose, "triton_runs", lambda device, fmt, kernels=kernels: kernels)
+        without[kernels] = attention._fitting(session, shape, "int8_per_token_head")
+    assert (256, 1024) not in without[False]
+    assert (256, 1024) in without[True]
+    assert set(without[False]) < set(without[True])
+    assert all(b * c * store.row_bytes(shape, "int8_per_token_head") <= most for b, c in without[True])
+    assert all(b * c * store.workspace_bytes(shape, "int8_per_token_head") <= most for b, c in without[False])
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_operators_stand_beside_kernels_where_there_is_room(monkeypatch: pytest.MonkeyPatch, room: bool) -> None:
+    monkeypatch.setattr(choose, "triton_runs", lambda device, fmt: True)
+    monkeypatch.setattr(choose.launch, "starts_early", lambda q: False)
+    heads = store.HeadShape(8, 4, 64, 64)
+    work = choose.workload(detect("cpu"), heads, "bf16", 2, 64, page=16, max_bytes=1 << 20)
+    names = [path.name for path in choose.paths(work, operators=room)]
+    assert (choose.OPERATORS in names) == room
+    assert names[0].startswith("Triton")
+    odd = choose.workload(
+        detect("cpu"), heads._replace(head_dim=192, head_dim_v=192), "int4_g32", 2, 64, page=16, max_bytes=1 << 20
+    )
+    assert [path.name for path in choose.paths(odd, operators=room)] == [choose.OPERATORS]  # no kernel is there for it

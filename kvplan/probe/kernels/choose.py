@@ -161,17 +161,28 @@ def launch_interpreted(device: ProbeDevice) -> bool:
     return not device.is_cuda and find_spec("triton") is not None and launch.interpreted()
 
 
-def paths(work: Workload, *, several: bool = True) -> Iterator[Path]:
+def kernels_serve(device: ProbeDevice, shape: HeadShape, fmt: str) -> bool:
+    """Whether the Triton kernels are there for such heads in a format on a device."""
+    if not triton_runs(device, fmt):
+        return False
+    if shape.latent:
+        odd = shape.head_dim_v & (shape.head_dim_v - 1) or shape.head_dim_v < 64
+        return not odd and (fmt != "int4_g32" or shape.head_dim - shape.head_dim_v == 64)
+    return fmt != "int4_g32" or shape.head_dim in (64, 128, 256)
+
+
+def paths(work: Workload, *, several: bool = True, operators: bool = True) -> Iterator[Path]:
     """The candidates for a workload that read it by block table.
 
     Args:
         several: every configuration, not only the first.
+        operators: torch operators beside kernels, for which they need room; without kernels they come anyway.
     """
     pool = work.pool
-    tried = _tried(work, several) if triton_runs(work.device, pool.format) else []
+    tried = _tried(work, several) if kernels_serve(work.device, pool.shape, pool.format) else []
     for config, per_sm in tried:
         yield Path(f"Triton, {config.name}", _prepared(work, config, per_sm), True)
-    if several or not tried:
+    if (several and operators) or not tried:
         yield Path(
             OPERATORS,
             lambda i: reference.paged_operators(work.q, pool, work.tables[i], work.lens, work.out),
@@ -198,13 +209,8 @@ def _tried(work: Workload, several: bool) -> list[tuple[Config, int]]:
     shape = work.pool.shape
     configs = _CONFIGS[work.pool.format]
     if shape.latent:
-        odd = shape.head_dim_v & (shape.head_dim_v - 1) or shape.head_dim_v < 64
-        if odd or (work.pool.format == "int4_g32" and shape.head_dim - shape.head_dim_v != 64):
-            return []
         wide = shape.query_heads > 64 and work.pool.format != "int4_g32"  # unpacked rows take too much shared memory
         configs = _LATENT_WIDE if wide else _LATENT
-    elif work.pool.format == "int4_g32" and shape.head_dim not in (64, 128, 256):
-        return []
     if shape.head_dim > 128 and not shape.latent:  # tiles of wide heads take less shared memory with fewer stages
         configs = tuple(c._replace(stages=min(c.stages, 3), tile=32) for c in configs)
     if not launch.starts_early(work.q):
