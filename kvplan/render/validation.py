@@ -78,9 +78,12 @@ def _nvml(known: Plain) -> list[tuple[str, str, str]]:
     others = known.get("other_processes") if processes is None else len(processes)
     beside = "processes not counted" if others is None else f"{others} process{'es' if others != 1 else ''}"
     reserved = "-" if known["reserved_bytes"] is None else gib(known["reserved_bytes"])
-    total, used = (gib(known[key]) if known[key] is not None else "-" for key in ("total_bytes", "used_bytes"))
+    memory = ("NVML", "-", "states no memory: the card uses the processor's")
+    if known["total_bytes"] is not None:
+        used = f"{reserved} reserved, {gib(known['used_bytes'])} used before the probe"
+        memory = ("NVML", gib(known["total_bytes"]), used)
     return [
-        ("NVML", total, f"{reserved} reserved, {used} used before the probe"),
+        memory,
         ("state", f"ECC {state(known['ecc'])}", f"MIG {state(known['mig'])}, {beside}"),
         (
             "clocks", f"{known['max_memory_clock_mhz'] or '-'} MHz memory",
