@@ -285,7 +285,16 @@ def _status(out: Output, result: Mapping[str, Any], exit_zero: bool) -> int:
 
 
 def _describe(out: Output, schema: bool) -> int:
-    """The schema of rule files, or the metrics."""
+    """The schema of rule files, or the metrics.
+
+    Raises:
+        InputError: a format that has nothing but results.
+    """
+    if out.format in CI:
+        raise InputError(
+            "holds the results of a check, and nothing is checked here", where=f"--format {out.format}",
+            hint=f"one of {', '.join(FORMATS)}",
+        )  # fmt: skip
     if schema:
         from kvplan.check.schema import json_schema
 

@@ -262,3 +262,10 @@ def test_the_suffix_of_a_file_says_its_format(run: Run, here: Path, file: str, b
     text = (here / file).read_text()
     assert text.startswith(begins)
     assert ('"version": "2.1.0"' in text) == (file == "result.sarif")
+
+
+@pytest.mark.parametrize("words", [("--metrics", "--format", "gitlab"), ("--schema", "--format", "github")])
+def test_a_format_of_results_describes_nothing(words: tuple[str, ...], run: Run) -> None:
+    done = run("check", *words)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith(f"error: --format {words[-1]}: holds the results of a check")
