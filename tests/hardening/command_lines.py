@@ -1,8 +1,9 @@
 """The whole command line with something to damage: any verb, any flags, any files, run inside one process.
 
 Whatever is typed, the status is 0, 1 or 2 and nothing is raised. With 2, standard error has one ``error:`` line and
-at most one ``hint:``, standard output is empty (annotations apart, where they were asked for), no file has changed, and it took at most `MOST_SECONDS` and
-`MOST_BYTES`. JSON that is printed is JSON. Run it for as long as you like; failures are printed as they come::
+at most one ``hint:``, standard output is empty (annotations apart, where they were asked for), no file has changed,
+and it took at most `MOST_SECONDS` and `MOST_BYTES`. JSON that is printed is JSON. Run it for as long as you like;
+failures are printed as they come::
 
     python tests/hardening/command_lines.py --runs 200000 --seed 7
     python tests/hardening/command_lines.py --one 7:1234        # run 1,234 of seed 7 again, and show it
