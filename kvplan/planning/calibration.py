@@ -53,9 +53,8 @@ class Calibration(NamedTuple):
     spread: float
     """Relative distance of the bounds: the largest spread or miss among the figures used."""
     path: str
-    spreads: dict[str, float]
-    """``read``, ``layer``, ``matmul 16``, ``attention 8`` and ``attention 8 latency`` -> how far the bounds of that
-    figure lie from its value, as a share of it."""
+    spans: dict[str, tuple[float, float]]
+    """``read``, ``layer``, ``matmul 16``, ``attention 8`` and ``attention 8 latency`` -> the bounds of that figure."""
 
     @property
     def source(self) -> str:
@@ -198,15 +197,14 @@ def _calibration(file: CalibrationFile, path: str) -> Calibration:
     """The figures of a file as the planner uses them."""
     figures = [f for f in (file.read_bytes_per_second, *file.matmul_flops.values()) if f]
     lines = [*file.linear.values(), *file.attention.values()]
-    spreads = {f"matmul {k}": f.spread for k, f in file.matmul_flops.items()}
+    spans = {f"matmul {k}": (f.low, f.high) for k, f in file.matmul_flops.items()}
     for name, figure in (("read", file.read_bytes_per_second), ("layer", file.layer_seconds)):
         if figure is not None:
-            spreads[name] = figure.spread
+            spans[name] = (figure.low, figure.high)
     for name, group in (("linear", file.linear), ("attention", file.attention)):
         for key, line in group.items():
-            late = line.latency_seconds
-            spreads[f"{name} {key}"] = line.bytes_per_second.spread
-            spreads[f"{name} {key} latency"] = late.spread if late.value else 0.0
+            rate, late = line.bytes_per_second, line.latency_seconds
+            spans[f"{name} {key}"], spans[f"{name} {key} latency"] = (rate.low, rate.high), (late.low, late.high)
     spread = max([f.spread for f in figures] + [x.worst_miss for x in lines] + [0.02])
     return Calibration(
         gpu=file.device.gpu, device=file.device.name, kind=file.device.kind, driver=file.device.driver,
@@ -216,7 +214,7 @@ def _calibration(file: CalibrationFile, path: str) -> Calibration:
         linear={k: _line(x) for k, x in file.linear.items()},
         attention={k: _line(x) for k, x in file.attention.items()},
         layer_seconds=file.layer_seconds.value if file.layer_seconds else None, spread=spread, path=path,
-        spreads=spreads,
+        spans=spans,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ RATE_DRIFT, LATENCY_DRIFT = 0.05, 0.25
 CPU_DRIFT = 0.5
 """Of rates on a CPU, whose memory is shared with everything else that runs; latencies inform there."""
 UNSTEADY = 0.25
-"""How far the samples of a figure may lie from it: beyond that neither it nor what it is held against can drift."""
+"""How far the samples of a figure may lie from it: beyond that it says no drift while both sides' samples meet."""
 
 
 def calibration_data(session: Session) -> dict[str, Any] | None:
@@ -99,10 +99,10 @@ def _line(line: MeasuredLine) -> dict[str, Any]:
 def drift_rows(before: Calibration, session: Session, ran: Collection[str]) -> list[Row]:
     """An earlier calibration as prediction, this run as measurement, figure by figure.
 
-    Where the samples of either side lie further from their figure than `UNSTEADY`, a row informs: the figure would
-    come out elsewhere on the same machine. A figure of the file that this run lacks is a failed row, unless the
-    section that measures it was left out (``--only``): then the row says so and is not judged. What the file lacks is
-    not compared.
+    Where the samples of either side lie further from their figure than `UNSTEADY`, and those of both meet, a row
+    informs: the figure would come out elsewhere on the same machine. A figure of the file that this run lacks is a
+    failed row, unless the section that measures it was left out (``--only``): then the row says so and is not judged.
+    What the file lacks is not compared.
 
     Args:
         ran: the sections of this run.
@@ -114,8 +114,7 @@ def drift_rows(before: Calibration, session: Session, ran: Collection[str]) -> l
     for name, old, found, unit, section, key in _pairs(before, session.figures):
         new = found.value if found is not None else None
         left_out = new is None and section not in ran
-        sides = {"the file": before.spreads.get(key, 0.0), "this run": _spread(found)}
-        unsteady = [f"{side} {share:.0%}" for side, share in sides.items() if share > UNSTEADY]
+        unsteady = _unsteady(old, before.spans.get(key, (old, old)), found) if found is not None else []
         note = f"against {before.date}"
         if new is None:
             note += f": not measured, as {section} was left out" if left_out else ": not measured by this run"
@@ -129,11 +128,13 @@ def drift_rows(before: Calibration, session: Session, ran: Collection[str]) -> l
     return rows
 
 
-def _spread(figure: MeasuredFigure | None) -> float:
-    """How far the samples of a figure lie from it, as a share of it; 0 where it is 0 or missing."""
-    if figure is None or not figure.value:
-        return 0.0
-    return max(1 - figure.low / figure.value, figure.high / figure.value - 1)
+def _unsteady(old: float, span: tuple[float, float], new: MeasuredFigure) -> list[str]:
+    """The sides whose samples lie too far apart to say whether a figure has drifted; none where they do not meet."""
+    if span[0] > new.high or new.low > span[1]:
+        return []
+    sides = {"the file": (old, *span), "this run": (new.value, new.low, new.high)}
+    shares = {side: max(1 - low / x, high / x - 1) for side, (x, low, high) in sides.items() if x}
+    return [f"{side} {share:.0%}" for side, share in shares.items() if share > UNSTEADY]
 
 
 def _pairs(before: Calibration, figures: Figures) -> Iterator[tuple[str, float, MeasuredFigure | None, Unit, str, str]]:

@@ -167,8 +167,8 @@ def test_what_lies_apart_on_one_side_cannot_drift(side: str) -> None:
     apart = {
         "attention": {"16": line((2e12, 1e12, 4e12), (14e-6, 13e-6))},
         "layer_seconds": MeasuredFigure(2e-5, 1e-5, 2e-5, 3),
-        "read_bytes_per_second": MeasuredFigure(2e12, 2e12, 2e12 * (1 + UNSTEADY + 0.01), 3),
-        "matmul_flops": {"16": MeasuredFigure(2e14, 2e14 * (1 - UNSTEADY - 0.01), 2e14, 3)},
+        "read_bytes_per_second": MeasuredFigure(2e12, 2e12, 4.6e12, 3),
+        "matmul_flops": {"16": MeasuredFigure(11e14, 11e14 * (1 - UNSTEADY - 0.05), 11e14, 3)},
     }
     first, second = (apart, steady) if side == "the file" else (steady, apart)
     before = from_data(json.loads(json.dumps(calibration_data(session_with(**first)))))
@@ -180,6 +180,14 @@ def test_what_lies_apart_on_one_side_cannot_drift(side: str) -> None:
         assert row.passed is None
         assert f"{side} " in row.note
         assert "not judged" in row.note
+
+
+def test_samples_of_two_sides_that_do_not_meet_have_drifted_however_wide() -> None:
+    wide = {"read_bytes_per_second": MeasuredFigure(4e12, 2e12, 5e12, 20)}
+    before = from_data(json.loads(json.dumps(calibration_data(session_with(**wide)))))
+    tenth = session_with(read_bytes_per_second=MeasuredFigure(4e11, 2e11, 5e11, 20))
+    row = drift_rows(before, tenth, ALL)[0]
+    assert (row.name, row.passed) == ("read rate", False)
 
 
 def test_lines_that_say_nothing_are_named() -> None:
