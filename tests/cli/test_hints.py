@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,14 @@ def test_diff_names_the_setting_and_breaks_no_name(run: Run, tmp_path: Path, mon
         out = run("diff", "a.json", "b.json", "--format", form).out
         assert "a: max-model-len 8192 -> 16384" in out
         assert "capacity.max_concurrency" in out
+
+
+def test_the_way_to_a_longer_context_keeps_what_was_asked_for(run: Run) -> None:
+    """The line that stretches a model repeats the cache's format and the ranks."""
+    done = run("plan", "qwen3-32b", "--gpu", "l40s", "-tp", "2", "--max-model-len", "64K", "--kv-cache-dtype", "fp8")
+    typed = done.err.partition('kvplan plan "')[2].partition('" --gpu l40s')[0].replace('\\"', '"')
+    assert " --kv-cache-dtype fp8 " in typed
+    again = run("plan", typed, "--gpu", "l40s", "--json")
+    assert again.status == 0
+    plain = json.loads(again.out)
+    assert (plain["inputs"]["kv_cache_dtype"], plain["inputs"]["max_model_len"]) == ("fp8", 65_536)
