@@ -107,6 +107,12 @@ def command(model: ModelSpec, settings: Settings) -> Pasted | None:
     return _line(name, settings, _given(settings), stored=model.checkpoint is not None)
 
 
+def asked(model: ModelSpec, settings: Settings) -> str:
+    """vLLM's line with what was asked for alone: no default is spelled out."""
+    given = {name: value for name, value in _given(settings).items() if name not in settings.defaults}
+    return _line(model.repo or model.id, settings, given, stored=model.checkpoint is not None).line
+
+
 def _line(name: str, settings: Settings, given: dict[str, Any], *, program: str = "", stored: bool = False) -> Pasted:
     """One command.
 

@@ -44,13 +44,12 @@ def stretching(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, limit:
     Up to vLLM 0.11 the rule is called ``rope_scaling``. ``max_position_embeddings`` is there because 0.30 and above do
     not multiply it (`kvplan.engines.vllm.command.longest`).
     """
-    from kvplan.engines.paste import command
+    from kvplan.engines.paste import asked
 
     stated, original, most = YARN.get(model.architecture or "", (0, 1, 0))
     factor = -(-settings.max_model_len // original)
-    pasted = command(model, settings)
     name = model.repo or model.id
-    if pasted is None or model.rope is not None or stated != limit or factor > most:
+    if model.rope is not None or stated != limit or factor > most:
         return (
             f"with the rope rule of the model's documentation as JSON, kvplan plan \"vllm serve {name} --max-model-len "
             f"{settings.max_model_len} --hf-overrides 'JSON'\""
@@ -60,7 +59,7 @@ def stretching(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, limit:
         keys = {"rope_parameters": {"rope_theta": _THETA, **rule}, "max_position_embeddings": original * factor}
     else:
         keys = {"rope_scaling": rule, "max_position_embeddings": original * factor}
-    given = f"{pasted.line} {json_flag('--hf-overrides', keys)}"
+    given = f"{asked(model, settings)} {json_flag('--hf-overrides', keys)}"
     quoted = given.replace('"', '\\"')
     more = f" --engine vllm@{rules.name}" if rules.name != LATEST else ""
     return f'with YaRN as its documentation has it, kvplan plan "{quoted}"{f" --gpu {gpu.id}" if gpu else ""}{more}'
