@@ -133,6 +133,17 @@ class Sglang(VersionedEngine):
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
         no_context_parallel(settings)
+        part = settings.extra.get("mem_fraction_static")
+        if "mem_fraction_static" in settings.defaults and part is not None and part <= 0:
+            raise UnsupportedError(
+                f"SGLang keeps more back for activations and graphs than this device has: its share would be {part}",
+                where="--gpu", hint="a larger one, or type --mem-fraction-static SHARE",
+            )  # fmt: skip
+        if not any(m.streams() for _, m in model.mixers()):
+            raise UnsupportedError(
+                f"SGLang's pool is one of tokens, and no layer of {model.id} caches any: not modelled",
+                where="--engine sglang", hint="type --engine vllm",
+            )  # fmt: skip
         self._numbers(settings, model)
         maybe_number(settings, "max_running_requests")
         requests.check_strategy(settings, architecture_key(model), self.version)
