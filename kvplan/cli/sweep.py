@@ -115,6 +115,8 @@ def _look_up_names(lookup: Callable[[Mapping[str, Any]], Any], axes: Sequence[Ax
     from kvplan.planning.sweep import REFUSALS
 
     first = {a.setting: a.values[0] for a in axes if a.setting in _FOUND_BY}
+    with suppress(*REFUSALS):
+        lookup({k: v for k, v in first.items() if v is not None})
     for axis in axes:
         for value in axis.values if axis.setting in _FOUND_BY else ():
             with suppress(*REFUSALS):  # of cells, in which they are shown

@@ -307,6 +307,7 @@ def test_a_map_marks_the_plans_that_do_not_fit(run: Run) -> None:
 
 
 def test_a_name_that_is_none_ends_the_sweep_before_the_first_row(run: Run) -> None:
-    done = run("sweep", "llama-3.1-8b", "--vary", "gpu=l40s,nonsense", "--vary", "max-model-len=1K,2K", "--json")
-    assert (done.status, done.out) == (2, "")
-    assert done.err.startswith("error: unknown GPU 'nonsense'")
+    for words in (("--vary", "gpu=l40s,nonsense"), ("--gpu", "nonsense")):
+        done = run("sweep", "llama-3.1-8b", *words, "--vary", "max-model-len=1K,2K", "--json")
+        assert (done.status, done.out) == (2, "")
+        assert done.err.startswith("error: unknown GPU 'nonsense'")

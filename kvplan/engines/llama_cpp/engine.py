@@ -204,6 +204,11 @@ class LlamaCpp(Engine):
         ]
 
     def check(self, model: ModelSpec, settings: Settings, gpu: GpuSpec | None) -> list[str]:
+        if not settings.max_model_len:
+            raise InputError(
+                f"0 is the model's own length, and {model.id} does not say how long a context it takes",
+                where="--ctx-size", hint="type --ctx-size TOKENS",
+            )  # fmt: skip
         for name, flag in (
             ("decode_context_parallel_size", "-dcp"),
             ("enable_expert_parallel", "--enable-expert-parallel"),

@@ -216,7 +216,8 @@ def test_what_does_not_start_serves_nothing() -> None:
     ("given", "where"),
     [
         ({"gpu": None, "ttft": 1.0}, "--ttft"), ({"gpu": None, "price": 2.0}, "--price"),
-        ({"gpu": "p40", "tpot": 0.1}, "--tpot"), ({"ttft": -1.0}, "--ttft"), ({"tpot": True}, "--tpot"),
+        ({"gpu": "p40", "engine": "llama.cpp", "tpot": 0.1}, "--tpot"), ({"ttft": -1.0}, "--ttft"),
+        ({"tpot": True}, "--tpot"),
         ({"request_rate": float("nan")}, "--request-rate"), ({"prompt_cv": -0.1}, "--prompt-cv"),
         ({"price": -2.0}, "--price"), ({"price": "x"}, "--price"), ({"price": {"h100": 1, "h100-sxm": 2}}, "--price"),
         ({"concurrency": 500, "request_rate": 1.0, "ttft": 0.5, "tpot": 0.02}, "--concurrency"),
