@@ -150,18 +150,16 @@ class Sglang(VersionedEngine):
         tp, dp = settings.tensor_parallel_size, whole_number(settings, "attn_dp_size", 1)
         if tp % dp:
             raise UnsupportedError(
-                f"DP attention of {dp} does not divide tensor parallel size {tp}",
-                where="--attn-dp-size",
+                f"DP attention of {dp} does not divide tensor parallel size {tp}", where="--attn-dp-size",
                 hint=f"type --attn-dp-size {nearest_of(dp, [n for n in range(1, tp + 1) if tp % n == 0])}",
-            )
+            )  # fmt: skip
         cache_type(settings.kv_cache_dtype, model, settings.weights, self.version)
         page, chunk = whole_number(settings, "page_size", 1), settings.extra.get("chunked_prefill_size")
         if chunk and chunk % page:
             raise UnsupportedError(
-                f"chunked_prefill_size {chunk:,} is not a multiple of page_size {page}",
-                where="--page-size",
+                f"chunked_prefill_size {chunk:,} is not a multiple of page_size {page}", where="--page-size",
                 hint="type --page-size 64",
-            )
+            )  # fmt: skip
         warnings = check_length(settings, self.longest_context(model), self.version)
         if not self._window_pool(model) and any(s.window for _, m in model.mixers() for s in m.streams()):
             warnings.append(f"SGLang {self.version} holds the windowed layers of {model.id} at full length")

@@ -393,9 +393,3 @@ def test_a_smaller_cache_is_proposed_in_the_words_of_the_engine() -> None:
     assert "--cache-type-k q8_0 --cache-type-v q8_0" in found
     typed = plan("qwen3-32b", "rtx-4090", **given, kv_cache_dtype="f16").verdict.hints
     assert "--kv-cache-dtype q8_0" in [f"{h.flag} {h.value}" for h in typed]
-
-
-def test_a_length_of_the_models_own_that_it_does_not_have() -> None:
-    """``-c 0``: mamba2-2.7b states no longest context."""
-    with pytest.raises(InputError, match="does not say how long a context it takes"):
-        plan("mamba2-2.7b", gpu="a100-sxm4-80gb", engine="llama.cpp", ctx_size=0)

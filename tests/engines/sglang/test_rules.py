@@ -388,14 +388,3 @@ def test_the_variable_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch)
         find_deployment("qwen3-32b", given).plan()
     monkeypatch.setenv(LONG, "1")
     assert find_deployment("qwen3-32b", given).plan().verdict.fits
-
-
-def test_a_device_smaller_than_what_is_kept_back_is_refused_and_passed_over() -> None:
-    """The share that SGLang works out for it is below zero: a plan says so, and a search goes on to the next device."""
-    with pytest.raises(UnsupportedError, match="more back for activations and graphs than this device has"):
-        plan("llama-3.2-1b", gpu_memory=2 * GIB, gpu_bandwidth=10**11, engine="sglang")
-
-
-def test_a_model_without_entries_has_no_pool_of_tokens() -> None:
-    with pytest.raises(UnsupportedError, match=r"no layer of mamba2-2\.7b caches any"):
-        plan("mamba2-2.7b", gpu="h100-sxm", engine="sglang", max_model_len=8192)
