@@ -40,6 +40,7 @@ USED = {
     "log_message": "http.server, in benchmarks/peers.py",
     "pytest_collection_modifyitems": "pytest, in scripts/mutation",
     "pytest_runtest_logreport": "pytest, in scripts/mutation",
+    "pytest_runtest_logstart": "pytest, in scripts/mutation",
     "pytest_runtestloop": "pytest, in scripts/mutation",
     "read_header": "the tensors one by one, with which tests hold the groups that are read",
     "read_lines": "the library: a log that is no file",
