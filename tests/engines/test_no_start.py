@@ -15,8 +15,8 @@ def test_a_length_of_the_models_own_that_it_does_not_have() -> None:
         plan("mamba2-2.7b", gpu="a100-sxm4-80gb", engine="llama.cpp", ctx_size=0)
 
 
-def test_a_device_smaller_than_what_is_kept_back_is_refused_and_passed_over() -> None:
-    """The share that SGLang works out for it is below zero: a plan says so, and a search goes on to the next device."""
+def test_a_device_smaller_than_what_is_kept_back_is_refused() -> None:
+    """The share that SGLang works out for it is below zero: a refusal, over which a search goes on."""
     with pytest.raises(UnsupportedError, match="more back for activations and graphs than this device has"):
         plan("llama-3.2-1b", gpu_memory=2 * GIB, gpu_bandwidth=10**11, engine="sglang")
 

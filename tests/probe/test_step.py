@@ -254,6 +254,17 @@ def test_experts_in_four_bits_are_not_multiplied_in_sixteen() -> None:
     assert step.unfit_weights(session_of(load_model("gpt-oss-20b"), weights="bf16")) is None
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "falcon-h1-7b", "starcoder"])
+def test_products_have_the_weights_that_the_planner_counts(name: str) -> None:
+    """Elements of all products of a step: those of the spec's matrices, which parameter counts are held against."""
+    spec = load_model(name)
+    counted = sum(times * out * inner for (out, inner), times in shapes.product_shapes(spec).items())
+    assert counted == sum(
+        times * t.elements for times, t in spec.tensors_by_block()
+        if t.role in ("attention", "dense_ffn", "shared_experts") and len(t.shape) == 2
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "falcon-h1-7b", "starcoder"])
 def test_products_are_counted_as_they_are_built(name: str) -> None:
     """What every token multiplies, by shape: counted from the spec, and as matrices of the layers."""
