@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _SMALL = (1, 8, 32)
 """Batches below the crossing."""
 _LADDER = (1, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512)
+_MOST_LATENCY = 0.25
+"""Share of latency in a layer's products at batch 1 above which they are too short to tell where weights and products
+cross: on an H200 19 % in llama-3.1-8b, and 39 % in llama-3.2-1b, whose matrices do not fill the card."""
 
 
 def measure(session: Session, layers: Sequence[Layer], head: torch.Tensor) -> list[Row]:
@@ -125,7 +128,7 @@ def _crossing(session: Session, layers: Sequence[Layer]) -> list[Row]:
 
     Predicted where the planner's two terms are equal. There the soft join makes a step the cube root of 2 as long
     as either, so it is measured as the batch at which the products of a layer, less their latency, take that many
-    times as long as at batch 1.
+    times as long as at batch 1. Layers that are mostly latency inform.
     """
     setup = session.speed()
     predicted = None if isinstance(setup, str) else decode.ridge_batch(setup.works, setup.rates, setup.layout)
@@ -137,6 +140,7 @@ def _crossing(session: Session, layers: Sequence[Layer]) -> list[Row]:
     late = kernels * line.latency_seconds.value
     session.say("crossing of weights and products")
     times = [(batch, median(layer_products(session, used, batch)) - late) for batch in _LADDER]
+    latency = late / (times[0][1] + late)
     goal = times[0][1] * 2 ** (1 / setup.rates.softness)
     found = None
     for (low, before), (high, after) in pairwise(times):
@@ -146,8 +150,10 @@ def _crossing(session: Session, layers: Sequence[Layer]) -> list[Row]:
     curve = ", ".join(f"{batch}: {seconds / times[0][1]:.2f}" for batch, seconds in times[1:])
     return [
         row(
-            "decode", "crossing batch", predicted=predicted, measured=found, unit="count", tolerance=0.15,
-            note=f"products of a layer are 2^(1/3) times as long as at batch 1; by batch: {curve}",
+            "decode", "crossing batch", predicted=predicted, measured=found, unit="count",
+            tolerance=0.15 if latency <= _MOST_LATENCY else None,
+            note=f"products of a layer are 2^(1/3) times as long as at batch 1; latency is {latency:.0%} of that; by "
+            f"batch: {curve}",
         )
     ]  # fmt: skip
 

@@ -112,23 +112,41 @@ def outside_term(settings: Settings, gpu: GpuSpec) -> Term:
 
 
 def capture_sizes(settings: Settings, gpu: GpuSpec, drafts: int = 0) -> list[int]:
-    """Batch sizes whose graphs are captured.
+    """Batch sizes whose graphs are captured, in tokens.
 
     1, 2, 4, then by 8 up to 256 and by 16 above (by 8 throughout until 0.11.0), up to twice the most
-    sequences, 512 at most (1,024 on compute capability 10.x). ``--performance-mode interactivity``: 1 to 32 each.
-    Source: vLLM ``vllm/config/vllm.py``, ``_set_cudagraph_sizes``.
+    sequences, 512 at most (1,024 on compute capability 10.x), and never above the tokens of a step.
+    ``--performance-mode interactivity``: 1 to 32 each. Later releases add the tokens of a step itself, and the
+    batches that decode with all their drafts; an asked ceiling adds none of the latter.
+    Source: vLLM ``vllm/config/vllm.py``, ``_set_cudagraph_sizes`` (0.11.0: ``vllm/config/__init__.py``).
     """
-    seqs = settings.max_num_seqs or 0
-    limit = 1024 if major(gpu) == 10 and versions.version_of(settings) >= (0, 24, 0) else 512
-    top = min(2 * seqs * (1 + drafts), limit, settings.max_num_batched_tokens or limit)
+    release, seqs = versions.version_of(settings), settings.max_num_seqs or 0
     asked = settings.extra.get("max_cudagraph_capture_size")
-    if isinstance(asked, int) and asked > 0:
-        top = limit = asked
-    fine = versions.version_of(settings) >= versions.FINE_GRAPH_SIZES
-    large = range(272, limit + 1, 16) if fine else range(264, limit + 1, 8)
-    each = settings.extra.get("performance_mode") == "interactivity"
-    small = (*range(1, 33), *range(40, 257, 8)) if each else (1, 2, 4, *range(8, 257, 8))
-    return [s for s in (*small, *large) if s <= max(1, top)]
+    each = 1 + (drafts if release >= versions.DRAFTS_WIDEN_GRAPHS else 0)
+    limit = 1024 if major(gpu) == 10 and release >= versions.WIDER_GRAPHS else 512
+    given = asked if isinstance(asked, int) and asked > 0 else None
+    ceiling = given or min(2 * seqs * each, limit)
+    tokens = settings.max_num_batched_tokens or ceiling
+    top = max(1, min(ceiling, tokens))
+    single = settings.extra.get("performance_mode") == "interactivity" and release >= versions.SINGLE_GRAPHS
+    found = _ladder(top, release, single)
+    if release < versions.FINE_GRAPH_SIZES:  # these are captured whatever the ceiling
+        found |= {size for size in (1, 2, 4) if size <= tokens}
+    if tokens <= ceiling and release >= versions.STEP_GRAPHS:
+        found.add(tokens)
+    if not given and drafts and release >= versions.DRAFT_GRAPHS:
+        most = min(seqs, limit)
+        found |= {n * each for n in (*_ladder(most, release), most) if n * each <= top}
+    elif not given and release >= versions.FULL_BATCH_GRAPHS and seqs <= top:
+        found.add(seqs)
+    return sorted(found)
+
+
+def _ladder(top: int, release: versions.Version, single: bool = False) -> set[int]:
+    """1, 2, 4 (or each up to 32) and the steps above, up to `top`."""
+    step = 16 if release >= versions.FINE_GRAPH_SIZES else 8
+    small = range(1, 33) if single else (1, 2, 4)
+    return {size for size in (*small, *range(8, min(top + 1, 256), 8), *range(256, top + 1, step)) if size <= top}
 
 
 def graph_count(settings: Settings, gpu: GpuSpec, drafts: int = 0) -> int:

@@ -41,6 +41,18 @@ GRAPH_MODES: Version = (0, 11, 0)
 """FULL graphs for decode besides the PIECEWISE ones."""
 FINE_GRAPH_SIZES: Version = (0, 11, 1)
 """Up to 256 by 8 and above by 16 from here; before, by 8 throughout."""
+DRAFTS_WIDEN_GRAPHS: Version = (0, 13, 0)
+"""The ceiling counts the drafts of every sequence."""
+SINGLE_GRAPHS: Version = (0, 17, 0)
+"""``--performance-mode interactivity`` captures every size up to 32."""
+STEP_GRAPHS: Version = (0, 20, 1)
+"""The tokens of a step are captured as well, where the ceiling reaches them."""
+WIDER_GRAPHS: Version = (0, 28, 0)
+"""Up to 1,024 tokens on compute capability 10.x."""
+DRAFT_GRAPHS: Version = (0, 29, 0)
+"""Batches of sequences with all their drafts are captured beside the usual sizes."""
+FULL_BATCH_GRAPHS: Version = (0, 31, 0)
+"""The batch of all sequences is captured, without drafts too."""
 
 
 class Sampler(NamedTuple):

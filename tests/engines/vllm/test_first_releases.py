@@ -62,10 +62,12 @@ UP_TO_256 = [1, 2, 4, *range(8, 257, 8)]
     [
         ("0.33.0", "h100-sxm", {"max_num_seqs": 1024}, [*UP_TO_256, *range(272, 513, 16)]),
         ("0.33.0", "h100-sxm", {"max_num_seqs": 256}, [*UP_TO_256, *range(272, 513, 16)]),
-        ("0.33.0", "h100-sxm", {"max_num_seqs": 140}, [*UP_TO_256, 272]),
+        ("0.33.0", "h100-sxm", {"max_num_seqs": 140}, sorted([*UP_TO_256, 140, 272])),
+        ("0.30.0", "h100-sxm", {"max_num_seqs": 140}, [*UP_TO_256, 272]),
         ("0.33.0", "h100-sxm", {"max_num_seqs": 1}, [1, 2]),
         ("0.33.0", "b200", {"max_num_seqs": 1024}, [*UP_TO_256, *range(272, 1025, 16)]),
-        ("0.23.0", "b200", {"max_num_seqs": 1024}, [*UP_TO_256, *range(272, 513, 16)]),
+        ("0.28.0", "b200", {"max_num_seqs": 1024}, [*UP_TO_256, *range(272, 1025, 16)]),
+        ("0.27.0", "b200", {"max_num_seqs": 1024}, [*UP_TO_256, *range(272, 513, 16)]),
         ("0.11.0", "h100-sxm", {"max_num_seqs": 1024}, [*UP_TO_256, *range(264, 513, 8)]),
         ("0.12.0", "h100-sxm", {"max_num_seqs": 1024}, [*UP_TO_256, *range(272, 513, 16)]),
         ("0.33.0", "h100-sxm", {"max_num_seqs": 64, "max_num_batched_tokens": 64}, [1, 2, 4, *range(8, 65, 8)]),
@@ -82,5 +84,5 @@ def test_batch_sizes_that_are_captured(release: str, gpu: str, given: dict[str, 
 def test_drafts_widen_the_batches_that_are_captured() -> None:
     model, device, engine = load_model("llama-3.1-8b"), load_gpu("h100-sxm"), get_engine("vllm")
     settings, _ = resolve(model, device, engine, {"max_model_len": 64, "max_num_seqs": 10})
-    assert capture_sizes(settings, device) == [1, 2, 4, 8, 16]
-    assert capture_sizes(settings, device, 2) == [1, 2, 4, *range(8, 61, 8)]
+    assert capture_sizes(settings, device) == [1, 2, 4, 8, 10, 16]
+    assert capture_sizes(settings, device, 2) == sorted({1, 2, 4, *range(8, 61, 8), 3, 6, 12, 30})
