@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.cli import flags, output
+from kvplan.cli import flags, output, place
 from kvplan.cli.app import SETTINGS, Verb
 from kvplan.cli.output import FORMATS, Output
 from kvplan.engines.options import Option
@@ -205,11 +205,11 @@ def _write(out: Output, result: Mapping[str, Any], extra: Sequence[tuple[str, st
         drawn.append((baseline, _text(out, "json", result)))
     main = _text(out, out.format, result)
     with ExitStack() as files:  # replaced together, once all are there
-        for place, (file, text) in enumerate(drawn):
-            with _told("--report" if place < len(extra) else "--write-baseline"):
-                files.enter_context(output.replacing(file)).write(text.encode("utf-8", "backslashreplace"))
+        for at, (file, text) in enumerate(drawn):
+            with _told("--report" if at < len(extra) else "--write-baseline"):
+                files.enter_context(place.replacing(file)).write(text.encode("utf-8", "backslashreplace"))
         if out.file is not None:
-            files.enter_context(output.replacing(out.file)).write(main.encode("utf-8", "backslashreplace"))
+            files.enter_context(place.replacing(out.file)).write(main.encode("utf-8", "backslashreplace"))
     for file, _ in drawn:
         out.note(f"wrote {printable(file)}")
     if out.file is None:
@@ -259,7 +259,7 @@ def _lock(out: Output, checked: Checked, path: str) -> None:
     from kvplan.check.rulefile import lock_path
     from kvplan.render.jsonout import write
 
-    output.write_file(lock_path(path), write(to_dict(checked)))
+    place.write_file(lock_path(path), write(to_dict(checked)))
     out.note(f"wrote {printable(lock_path(path))}")
 
 
@@ -316,10 +316,11 @@ def _init(out: Output, file: str | None) -> int:
     from kvplan.check.rulefile import NAMES, find_file
 
     path = file or NAMES[0]
+    place.check_place(path)
     if os.path.lexists(path):
         raise InputError(f"{printable(path)} is there already", where="--init", hint="name another file, or delete it")
     found = find_starts(os.path.dirname(path) or ".")
-    output.write_file(path, starter(found))
+    place.write_file(path, starter(found))
     fits = sum(not item.problem for item in found)
     said = f"{fits:,} deployment{'s' * (fits > 1)} from this folder" if fits else "an example"
     found_alone = find_file()

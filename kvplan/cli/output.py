@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from kvplan.errors import InputError, UnknownNameError, printable
@@ -103,6 +103,10 @@ class Output:
             can = f"it can be {', '.join(_suffixes(formats))}"
             raise InputError(f"this answer is not written as {_suffix(file)}", where="-o", hint=can)
         self.file = None if file == "-" else file
+        if self.file is not None:
+            from kvplan.cli.place import check_place
+
+            check_place(self.file)
         self.quiet = quiet
         self.color = _wants_color(color, None if self.file else sys.stdout)
         self.format = "json" if json else format or self._default_format(formats)
@@ -160,6 +164,8 @@ class Output:
         if self.file is None:
             _write_stdout(text)
             return
+        from kvplan.cli.place import write_file
+
         write_file(self.file, text)
         self.note(f"wrote {self.file}")
 
@@ -171,6 +177,8 @@ class Output:
             InputError: the file or the stream cannot be written.
         """
         if self.file is not None:
+            from kvplan.cli.place import replacing
+
             with replacing(self.file) as file:
                 yield file
             self.note(f"wrote {self.file}")
@@ -274,78 +282,6 @@ def terminal_width() -> int:
     from shutil import get_terminal_size
 
     return min(max(get_terminal_size((80, 24)).columns, 20), _WIDEST)
-
-
-def write_file(path: str, text: str) -> None:
-    """Write a text file (see `replacing`).
-
-    Raises:
-        InputError: it cannot be written; nothing has changed then.
-    """
-    with replacing(path) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))
-
-
-@contextmanager
-def replacing(path: str) -> Iterator[BinaryIO]:
-    """A new file beside the one at `path`, which it replaces at the end, so that no file is seen half done.
-
-    Links are followed; what is no regular file (a pipe, a device) is written as it is. An existing file
-    keeps its permissions.
-
-    Raises:
-        InputError: it cannot be written; nothing has changed then.
-    """
-    try:
-        target = os.path.realpath(path)
-        new = f"{target}.{os.getpid()}.new"
-        if os.path.exists(target) and not os.path.isfile(target):
-            with open(target, "wb") as stream:  # refuses a folder
-                yield stream
-            return
-        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            with _swept_away(new), open(handle, "wb") as file:
-                yield file
-            if os.path.exists(target):
-                os.chmod(new, os.stat(target).st_mode & 0o7777)
-            os.replace(new, target)
-        except BaseException:
-            with suppress(FileNotFoundError):  # an interrupt may come when it is in place already
-                os.unlink(new)
-            raise
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"cannot write {printable(path)}: {reason}", where="-o", hint="name a file that can be written"
-        ) from None
-
-
-@contextmanager
-def _swept_away(path: str) -> Iterator[None]:
-    """A file that is not left behind where the process is told to end, which it then does as ever."""
-    import signal
-
-    owner = os.getpid()
-
-    def end(number: int, _: object) -> None:
-        if os.getpid() == owner:  # a fork of this process inherits the handler, not the file
-            with suppress(OSError):
-                os.unlink(path)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    before = {}
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        with suppress(ValueError):  # not in the main thread
-            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
-                before[number] = signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _write_stdout(text: str) -> None:

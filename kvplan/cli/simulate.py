@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.cli import flags, output
+from kvplan.cli import flags, output, place
 from kvplan.cli.app import SETTINGS
 from kvplan.cli.output import PICTURED, ROWS
 from kvplan.cli.trace_flags import TRACE, said
@@ -234,7 +234,7 @@ def _write_requests(path: str, run: Run) -> None:
     from kvplan.simulate.results import COLUMNS, request_rows
 
     try:
-        with output.replacing(path) as file:
+        with place.replacing(path) as file:
             file.write((",".join(COLUMNS) + "\n").encode())
             for row in request_rows(run):
                 file.write((",".join("" if v is None else cell(v) for v in row) + "\n").encode())

@@ -177,13 +177,15 @@ def _write(made: Sweep, figures: Sequence[str], out: Output, title: str, asked: 
                 progress.step(block.size)
 
         if out.format in STREAMED:
-            _stream(made, out, blocks)
+            _stream(made, out, blocks, lambda: counts.answered(made.size))
             text = ""
         elif out.format in ("html", "svg"):
             text = _pictured(made, figures, out, title, asked, blocks)
         else:
             text = _drawn(made, figures, out, title, asked, blocks)
     if text:
+        if out.file is not None:
+            counts.answered(made.size)
         out.write(text)
     return counts.status(out, made.size)
 
@@ -211,14 +213,22 @@ class _Counts:
             reasons = numpy.broadcast_to(block.refused.values, block.shape)
             self.reason = str(reasons[gone][0])
 
+    def answered(self, size: int) -> None:
+        """Refuse a grid in which nothing is answered.
+
+        Raises:
+            InputError: every plan is refused.
+        """
+        if self.refused == size:
+            raise InputError(f"every plan is refused; the first: {self.reason}", hint="vary within what is legal")
+
     def status(self, out: Output, size: int) -> int:
         """0; says how many are refused. `size` is that of the whole grid, of which a table may hold the first part.
 
         Raises:
             InputError: all are.
         """
-        if self.refused == size:
-            raise InputError(f"every plan is refused; the first: {self.reason}", hint="vary within what is legal")
+        self.answered(size)
         of = f"{size:,} plans" if self.cells == size else f"the first {self.cells:,} plans"
         drawn = out.format not in STREAMED  # of which a reader sees the first rows on purpose
         if self.limited and (drawn or self.cells == size):
@@ -235,8 +245,8 @@ def _columns(made: Sweep, block: Block) -> list[tuple[Any, Any]]:
     return [*axes, *((block.figures[n].values, block.figures[n].missing) for n in made.figures), tuple(block.refused)]
 
 
-def _stream(made: Sweep, out: Output, blocks: Callable[[int], Any]) -> None:
-    """Write block by block; a file appears only when all is in it."""
+def _stream(made: Sweep, out: Output, blocks: Callable[[int], Any], answered: Callable[[], None]) -> None:
+    """Write block by block; a file appears only when all is in it, and something is answered."""
     from kvplan.planning.sweep import BLOCK
     from kvplan.planning.sweep_document import SCHEMA, SweepDocument
     from kvplan.planning.sweep_figures import FIGURES
@@ -255,6 +265,7 @@ def _stream(made: Sweep, out: Output, blocks: Callable[[int], Any]) -> None:
         for block in blocks(rows.cells or BLOCK):
             rows.write(block.shape, _columns(made, block))
         rows.close()
+        answered()
 
 
 def _type_of(axis: Axis) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.cli import flags, output
+from kvplan.cli import flags, output, place
 from kvplan.cli.app import SETTINGS
 from kvplan.cli.progress import CLEAR, put
 from kvplan.engines.options import Option
@@ -81,9 +81,8 @@ def validate(
         if name in asked:
             _refuse_uncalibrated(f"--{name}", sections, ranks)
     out = output.of(ctx)
-    for flag, path in (("--save", asked.get("save")), ("-o", out.file)):
-        if path is not None:
-            _refuse_unwritable(flag, path)
+    if "save" in asked:
+        place.check_place(asked["save"], where="--save")
     _refuse_engines(given.get("engine"))
     asked["device"] = _local_device(asked.get("device"))
     if ranks > 1:
@@ -194,19 +193,6 @@ def _refuse_engines(names: str | None) -> None:
         raise InputError("one engine's layout is allocated at a time", where="--engine", hint="type --engine vllm")
 
 
-def _refuse_unwritable(flag: str, path: str) -> None:
-    """Raise before minutes of measuring where the file could not be written after them.
-
-    Raises:
-        InputError: no such folder, or it may not be written.
-    """
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise InputError(f"no folder {printable(folder)}", where=flag, hint="name a file that can be written")
-    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise InputError(f"cannot write {printable(path)}", where=flag, hint="name a file that can be written")
-
-
 def _earlier(path: str, device: ProbeDevice) -> Calibration:
     """The calibration that this run is held against.
 
@@ -237,7 +223,7 @@ def _save(receipt: Receipt, path: str) -> None:
             "nothing was measured that a calibration holds", where="--save",
             hint="leave --only out, or add bandwidth to it",
         )  # fmt: skip
-    output.write_file(path, write(receipt.calibration))
+    place.write_file(path, write(receipt.calibration))
 
 
 def _local_device(name: str | None) -> str | None:

@@ -18,7 +18,8 @@ NAMES = (
     "request_rate", "seed", "synthetic",
 )  # fmt: skip
 """Settings of a trace."""
-
+_LEAST, _MOST = 1e-9, 1e12
+"""Bounds of rates, scales and times: beyond them a trace has an end that no number holds."""
 
 _OF_FILES = ("trace_format", "columns", "trace_block", "chars_per_token", "strict")
 
@@ -92,6 +93,7 @@ def _number(text: str | None, flag: str, otherwise: float, *, zero: bool = False
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not (0 < value < 1e12 or (zero and value == 0)):
-        raise InputError(f"{printable(text, 30)!r} is not a number above 0", where=flag, hint=f"{flag} 1.5")
+    if not (_LEAST <= value <= _MOST or (zero and value == 0)):
+        what = f"a number from {_LEAST:g} to {_MOST:g}"
+        raise InputError(f"{printable(text, 30)!r} is not {what}", where=flag, hint=f"{flag} 1.5")
     return value

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.cli import app as app_module
-from kvplan.cli import output
+from kvplan.cli import output, place
 
 from .conftest import Run, one_line_error
 
@@ -176,7 +176,7 @@ class TestFile:
 
         monkeypatch.setattr(os, "replace", fail)
         with pytest.raises(output.InputError, match="No space left"):
-            output.write_file(str(target), "new")
+            place.write_file(str(target), "new")
         assert target.read_text() == "old"
         assert os.listdir(tmp_path) == ["plan.json"]
 
@@ -191,7 +191,7 @@ class TestFile:
 
         monkeypatch.setattr(os, "replace", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            output.write_file(str(tmp_path / "grid.csv"), "whole\n")
+            place.write_file(str(tmp_path / "grid.csv"), "whole\n")
         assert [p.name for p in tmp_path.iterdir()] == ["grid.csv"]
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -201,7 +201,7 @@ class TestFile:
         target = tmp_path / "old.csv"
         target.write_text("old")
         code = (
-            "import sys, time, kvplan.cli.output as o\n"
+            "import sys, time, kvplan.cli.place as o\n"
             "with o.replacing(sys.argv[1]) as file:\n"
             "    file.write(b'new'); file.flush(); print(1, flush=True); time.sleep(30)\n"
         )
@@ -217,7 +217,7 @@ class TestFile:
 
     def test_signals_are_as_before_once_a_file_is_written(self, tmp_path: Path) -> None:
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
-        output.write_file(str(tmp_path / "a"), "text")
+        place.write_file(str(tmp_path / "a"), "text")
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
 
     @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ class TestFile:
         target.write_text("old")
         target.chmod(0o640)
         link.symlink_to(target)
-        output.write_file(str(link), "new")
+        place.write_file(str(link), "new")
         assert link.is_symlink()
         assert target.read_text() == "new"
         assert target.stat().st_mode & 0o777 == 0o640

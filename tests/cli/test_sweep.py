@@ -164,6 +164,14 @@ def test_a_sweep_of_refusals_alone_is_no_answer(run: Run) -> None:
     assert "cannot be divided" in done.err
 
 
+@pytest.mark.parametrize("suffix", ["csv", "json", "md", "html"])
+def test_a_file_of_refusals_alone_is_not_written(run: Run, tmp_path: Path, suffix: str) -> None:
+    done = run(*SWEEP, "--vary", "tp=3,5", "-o", str(tmp_path / f"grid.{suffix}"))
+    assert done.status == 2
+    assert "every plan is refused" in one_line_error(done)[0]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_table_whose_first_rows_are_refused_is_an_answer(run: Run) -> None:
     done = run(*SWEEP, "--vary", "tp=3,1", "--vary", "concurrency=1..1000", "--format", "text")
     assert done.status == 0

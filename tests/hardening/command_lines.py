@@ -243,7 +243,7 @@ def fault(words: list[str], ran: Ran) -> str:
     if heads not in (["error"], ["error", "hint"]):
         return f"status 2 and standard error {heads[:6]}"
     if words[:1] == ["sweep"] and "every plan is refused" in ran.err:
-        return ""  # its rows say why, each of them
+        return "status 2 and a file has changed" if ran.changed else ""  # its rows say why, each of them
     annotated = words[:1] == ["check"] and any(word.endswith("github") for word in words)
     if ran.out and not (annotated and all(line.startswith(b"::error file=") for line in ran.out.splitlines())):
         return f"status 2 and on standard output {ran.out[:60]!r}"

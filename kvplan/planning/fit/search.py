@@ -144,6 +144,13 @@ def _started(screen: Screen, ask: Ask, misses: Misses) -> tuple[list[Started], i
         shapes = [layout for layout in shapes if layout.world <= ask.max_gpus]
         if not shapes:
             raise InputError("is less than the layout takes", where="--max-gpus", hint="raise it, or leave out -tp")
+    most = WASTE * of.MOST_RANKS
+    if all(layout.world > most for layout in shapes):
+        least = min(layout.world for layout in shapes)
+        raise InputError(
+            f"{least:,} GPUs for one copy are more than the {most:,} that are searched", where="layout",
+            hint="lower -tp, -pp or -dp, or leave them to the search; `kvplan plan` takes any layout",
+        )  # fmt: skip
     found, tried = [], 0
     for weights in of.weight_formats(model, engine, ask.weights):
         for cache in of.cache_formats(engine, ask.kv_formats):
