@@ -119,7 +119,8 @@ def lines(receipts: list[dict[str, Any]]) -> Iterator[str]:
     yield "| --- | --- | --- |"
     for name, (value, row) in rows.items():
         if row["section"] == "decode" and "miss" in name:
-            yield f"| {name} | {100 * value:.1f} | {100 * row['predicted']:.0f} |"
+            bound = f"{100 * row['predicted']:.0f}" if row["predicted"] else "not judged"
+            yield f"| {name} | {100 * value:.1f} | {bound} |"
 
 
 def off(value: float, row: dict[str, Any]) -> str:
@@ -151,13 +152,14 @@ def whole_runs() -> Iterator[str]:
 
 def model_lines() -> Iterator[str]:
     """Every receipt's steps: predicted as it was then, and from the same samples by the package as it is."""
-    yield "| model | whole steps | median miss then % | now % | nine in ten now % |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| model | steps memory binds | median miss then % | now % | nine in ten now % | stated % | short, now % |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
     for name, receipt in receipts().items():
         found = replay(receipt)
         what = f"{found.model}, run {name[-1]}" if name.startswith("h200-") else found.model
-        figures = [quantile(found.then, 0.5), found.middle, found.most]
-        yield f"| {what} | {len(found.now)} | {' | '.join(f'{100 * figure:.1f}' for figure in figures)} |"
+        figures = [quantile(found.then, 0.5), found.middle, found.most, quantile(found.stated, 0.5)]
+        short = ", ".join(f"{100 * miss:.1f}" for miss in sorted(found.short))
+        yield f"| {what} | {len(found.now)} | {' | '.join(f'{100 * figure:.1f}' for figure in figures)} | {short} |"
 
 
 def shape_lines() -> Iterator[str]:
@@ -167,9 +169,10 @@ def shape_lines() -> Iterator[str]:
     for path in sorted((FOLDER / "models").glob("*.json")):
         receipt = json.loads(path.read_text(encoding="utf-8"))
         rows = {row["name"]: row["measured"] for row in receipt["rows"]}
-        shares = [100 * rows[f"{fmt}, 64 x 4096"] / rows["read ceiling"] for fmt in FORMATS]
+        found = [rows.get(f"{fmt}, 64 x 4096") for fmt in FORMATS]
+        shares = ["-" if rate is None else f"{100 * rate / rows['read ceiling']:.1f}" for rate in found]
         quick = ", quick run" if receipt["inputs"]["quick"] else ""
-        yield f"| {receipt['inputs']['model']}{quick} | {' | '.join(f'{share:.0f}' for share in shares)} |"
+        yield f"| {receipt['inputs']['model']}{quick} | {' | '.join(shares)} |"
 
 
 def memory_lines(receipts: dict[str, dict[str, Any]]) -> Iterator[str]:

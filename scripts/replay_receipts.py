@@ -26,17 +26,22 @@ from kvplan.probe.fit import measured_line
 from kvplan.probe.receipt import median, quantile
 from kvplan.probe.session import MeasuredFigure
 from kvplan.probe.shapes import product_shapes
+from kvplan.probe.step_rows import MEMORY_SHARE, memory_share
 from kvplan.spec.ffn import MoeFfn
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "validation"
 
 
 class Replay(NamedTuple):
-    """Relative misses of a receipt's steps, as they were and as they are now."""
+    """Relative misses of a receipt's steps that memory binds, as they were and as they are now."""
 
     model: str
     then: list[float]
     now: list[float]
+    stated: list[float]
+    """Now, before calibration."""
+    short: list[float]
+    """Now, of steps whose bytes are less than half of their time: mostly starts of kernels."""
 
     @property
     def middle(self) -> float:
@@ -80,29 +85,40 @@ def calibration(receipt: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def planned(receipt: dict[str, Any]) -> Setup:
-    """What steps are predicted from, on the GPU of the receipt."""
+def planned(receipt: dict[str, Any], *, calibrated: bool = True) -> Setup:
+    """What steps are predicted from, on the GPU of the receipt; `calibrated` by its samples or as it is stated."""
     model, gpu = load_model(receipt["inputs"]["model"]), load_gpu(receipt["calibration"]["device"]["gpu"])
     engine = get_engine(receipt["inputs"]["engine"].split()[0])
     settings, _ = resolve(model, gpu, engine, {})
     if settings.max_model_len == FIT:
         settings = fit_length(model, gpu, engine, settings)
     made = setup(
-        model, gpu, get_engine("generic"), evaluate(model, gpu, engine, settings), from_data(calibration(receipt))
-    )
+        model, gpu, get_engine("generic"), evaluate(model, gpu, engine, settings),
+        from_data(calibration(receipt)) if calibrated else None,
+    )  # fmt: skip
     assert not isinstance(made, str), made
     return made
 
 
 def replay(receipt: dict[str, Any]) -> Replay:
     """Every step of a receipt predicted again."""
-    made, then, now = planned(receipt), [], []
+    made, stated = planned(receipt), planned(receipt, calibrated=False)
+    found = Replay(receipt["inputs"]["model"], [], [], [], [])
+    ceiling = receipt["calibration"]["read_bytes_per_second"]["value"]
     for row in receipt["rows"]:
-        if found := re.match(r"step, \S+ cache, (\d+) x (\d+)$", row["name"]):
-            step = decode.step(made.works, made.rates, made.layout, int(found[1]), int(found[2]))
-            then.append(abs(row["predicted"] / row["measured"] - 1))
-            now.append(abs(float(step.seconds) / row["measured"] - 1))
-    return Replay(receipt["inputs"]["model"], then, now)
+        if point := re.match(r"step, \S+ cache, (\d+) x (\d+)$", row["name"]):
+            batch, context, took = int(point[1]), int(point[2]), row["measured"]
+            miss, first = (
+                abs(float(decode.step(rates.works, rates.rates, rates.layout, batch, context).seconds) / took - 1)
+                for rates in (made, stated)
+            )
+            if memory_share(made, ceiling, batch, context, took) < MEMORY_SHARE:
+                found.short.append(miss)
+                continue
+            found.then.append(abs(row["predicted"] / took - 1))
+            found.now.append(miss)
+            found.stated.append(first)
+    return found
 
 
 def receipts() -> dict[str, dict[str, Any]]:

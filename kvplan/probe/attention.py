@@ -29,6 +29,9 @@ CPU_QUICK = ((1, 256), (1, 512), (2, 512), (4, 512))
 LINE_MISS, ROUGH_LINE_MISS = 0.06, 0.12
 """Of a line over the shapes of a format, at its worst shape: as it should be, and where only one configuration of the
 kernels is tried or a layer has so few KV heads that the programs of some shapes do not fill the card."""
+_MEMORY_SHARE = 0.5
+"""Of the read ceiling that a line must reach for memory to bind attention: beyond it, as with 71 query heads on one KV
+head, products do, and their time is no line over bytes."""
 _WIDE_LAYER = 2048
 """Elements of K and V of one token from which on a layer fills the card."""
 _BITS = {"bf16": "16", "fp16": "16", "fp8_e4m3": "8", "int8_per_token_head": "8", "int4_g32": "4"}
@@ -290,7 +293,8 @@ def _format_rows(
     if kept:
         _keep(session, fmt, line)
     rate, start = line.bytes_per_second.value, line.latency_seconds.value
-    enough = on_gpu and not shape.latent and len(timed) >= 6
+    bound_here = _reaches(session, line)
+    enough = on_gpu and not shape.latent and len(timed) >= 6 and bound_here
     wide = shape.kv_heads * (shape.head_dim + shape.head_dim_v) >= _WIDE_LAYER
     bound = LINE_MISS if wide and not session.limits.quick else ROUGH_LINE_MISS
     rows.append(
@@ -298,10 +302,23 @@ def _format_rows(
             "attention", f"{fmt}: worst miss of the line", predicted=bound, measured=line.worst_miss,
             unit="ratio", tolerance=0.0 if enough else None, sense="at_most",
             note=f"{shown(rate, start)}, {len(timed)} shapes; predicted is the bound"
+            f"{'' if bound_here else '; not judged, as memory does not bind it'}"
             f"{'' if kept else '; torch operators are no kernel to plan with: not in the calibration'}",
         )
     )  # fmt: skip
     return rows
+
+
+def _reaches(session: Session, line: MeasuredLine) -> bool:
+    """Whether memory binds what a line describes; True where no ceiling was measured."""
+    read = session.figures.read_bytes_per_second
+    return read is None or line.bytes_per_second.value >= _MEMORY_SHARE * read.value
+
+
+def bound_by_memory(session: Session, fmt: str) -> bool:
+    """Whether memory binds attention over a cache of this format, as far as it was measured."""
+    line = session.figures.attention.get(_BITS[fmt])
+    return line is None or _reaches(session, line)
 
 
 def _keep(session: Session, fmt: str, line: MeasuredLine) -> None:

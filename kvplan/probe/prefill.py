@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from kvplan.planning.speed import prefill as planned
+from kvplan.planning.speed.constants import MATMUL_SHARE
+from kvplan.planning.speed.rates import dense_flops
 from kvplan.probe import stack, timing
 from kvplan.probe.attention import head_shape
 from kvplan.probe.receipt import Row, median, row
@@ -50,8 +52,8 @@ def measure_plateau(session: Session) -> list[Row]:
             best = (rates, f"{m} x {n} x {k}")
     assert best is not None
     session.figures.matmul_flops["16"] = MeasuredFigure.of(best[0])
-    setup = session.speed()
-    stated = None if isinstance(setup, str) else setup.rates.matmul_flops
+    flops = dense_flops(session.gpu, "16")
+    stated = flops[0] * MATMUL_SHARE["16"] if flops else None
     rows.append(
         row(
             "prefill", "matrix products, bf16", predicted=stated, measured=best[0], unit="flop/s",

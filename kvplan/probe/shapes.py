@@ -46,5 +46,18 @@ def product_shapes(spec: ModelSpec) -> Counter[tuple[int, int]]:
     return found
 
 
+def left_out(spec: ModelSpec) -> float:
+    """Share of a step's products, by weights, in matrices beside mixers and FFNs, which the probe does not multiply."""
+    blocks = ((t, layers) for name, layers in spec.layer_counts.items() for t in spec.blocks[name].tensors)
+    beside = [*blocks, *((t, 1) for t in spec.tensors)]
+    others = sum(
+        times * t.count * t.shape[0] * t.shape[1]
+        for t, times in beside
+        if len(t.shape) == 2 and t.role not in ("norm", "embedding")
+    )
+    own = sum(out * inner * times for (out, inner), times in product_shapes(spec).items())
+    return others / (own + others) if others else 0.0
+
+
 def _rows(tensor: Tensor) -> int:
     return tensor.shape[0] * tensor.copies

@@ -163,7 +163,7 @@ def _grid(session: Session, held: Held) -> list[tuple[int, int]]:
     if session.device.is_cuda:
         wanted = GPU_QUICK if quick else GPU_GRID
     longest = session.model.max_position_embeddings or 1 << 20
-    possible = [(b, c) for b, c in wanted if c <= longest]
+    possible = list(dict.fromkeys((b, min(c, longest)) for b, c in wanted))
     fitting = [point for point in possible if fits(session, held, *point)]
     if len(fitting) < len(possible):
         left = len(possible) - len(fitting)

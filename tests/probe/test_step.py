@@ -164,10 +164,10 @@ def test_the_sections_fill_a_calibration() -> None:
     calibration = session.calibration()
     assert calibration is not None
     points = [step.time_step(session, held, 1, 64), step.time_step(session, held, 2, 128)]
-    judged = {row.name: row for row in step.point_rows(session, held, points)}
-    assert judged["step, bf16 cache, 1 x 64"].predicted is not None
-    assert judged["median miss of predicted steps"].measured is not None
-    assert judged["median miss of predicted steps"].passed is None  # a CPU's caches make its steps erratic
+    rows = step.point_rows(session, held, points)
+    assert next(row for row in rows if row.name == "step, bf16 cache, 1 x 64").predicted is not None
+    assert any("miss" in row.name for row in rows)
+    assert {row.passed for row in rows} == {None}  # a CPU's caches make its steps erratic
 
 
 def test_attention_times_every_format_and_fits_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
