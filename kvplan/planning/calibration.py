@@ -52,6 +52,8 @@ class Calibration(NamedTuple):
     """Per layer, besides matrix and attention kernels."""
     spread: float
     """Relative distance of the bounds: the largest spread or miss among the figures used."""
+    below: float
+    """The same below the figures alone: less than 1, since samples are above zero."""
     path: str
     spans: dict[str, tuple[float, float]]
     """``read``, ``layer``, ``matmul 16``, ``attention 8`` and ``attention 8 latency`` -> the bounds of that figure."""
@@ -80,9 +82,10 @@ class Calibration(NamedTuple):
     def bounds(self, low: float, high: float) -> tuple[float, float]:
         """The engine's bounds (shares of predicted tokens a second), narrowed to what the device leaves open.
 
-        Half of what separates single reports is the device; the engine's half stays.
+        Half of what separates single reports is the device; the engine's half stays. A sample of twice a figure or more
+        says nothing of what lies below it.
         """
-        return 1 - max(self.spread, (1 - low) / 2), 1 + max(self.spread, (high - 1) / 2)
+        return 1 - max(self.below, (1 - low) / 2), 1 + max(self.spread, (high - 1) / 2)
 
 
 def load_calibration(path: str, gpu: str | None = None) -> Calibration:
@@ -205,7 +208,9 @@ def _calibration(file: CalibrationFile, path: str) -> Calibration:
         for key, line in group.items():
             rate, late = line.bytes_per_second, line.latency_seconds
             spans[f"{name} {key}"], spans[f"{name} {key} latency"] = (rate.low, rate.high), (late.low, late.high)
-    spread = max([f.spread for f in figures] + [x.worst_miss for x in lines] + [0.02])
+    missed = max([x.worst_miss for x in lines] + [0.02])
+    spread = max([f.spread for f in figures] + [missed])
+    below = max([1 - f.low / f.value for f in figures] + [missed])
     return Calibration(
         gpu=file.device.gpu, device=file.device.name, kind=file.device.kind, driver=file.device.driver,
         torch=file.software.torch, date=file.date,
@@ -213,8 +218,8 @@ def _calibration(file: CalibrationFile, path: str) -> Calibration:
         matmul={k: f.value for k, f in file.matmul_flops.items()},
         linear={k: _line(x) for k, x in file.linear.items()},
         attention={k: _line(x) for k, x in file.attention.items()},
-        layer_seconds=file.layer_seconds.value if file.layer_seconds else None, spread=spread, path=path,
-        spans=spans,
+        layer_seconds=file.layer_seconds.value if file.layer_seconds else None, spread=spread, below=below,
+        path=path, spans=spans,
     )  # fmt: skip
 
 

@@ -76,6 +76,16 @@ def test_bounds_narrow_to_what_the_engine_leaves_open(tmp_path: Path) -> None:
     assert from_data(wide).bounds(0.9, 1.1) == (0.5, 1.5)
 
 
+def test_samples_of_many_times_a_figure_leave_no_bound_at_or_below_zero(tmp_path: Path) -> None:
+    wild = calibration(matmul_flops={"16": {"value": 1e14, "low": 6e13, "high": 5.3e14}})
+    made = planned(written(tmp_path, wild))
+    assert made.decode is not None
+    assert made.prefill is not None
+    assert from_data(wild).bounds(0.9, 1.1) == (pytest.approx(0.6), pytest.approx(5.3))
+    assert 0 < made.decode.low < made.decode.tokens_per_second < made.decode.high
+    assert 0 < made.prefill.low_seconds < made.prefill.seconds < made.prefill.high_seconds
+
+
 def test_what_the_file_leaves_out_stays_as_stated(tmp_path: Path) -> None:
     bare = calibration(matmul_flops=None, linear=None, attention=None, layer_seconds=None)
     before, after = planned(None), planned(written(tmp_path, bare))
