@@ -59,7 +59,10 @@ def entry() -> NoReturn:
     It ends at once, after exit handlers and the last flush: taking down an interpreter object by object
     costs more than one bare ``python -c pass``, and the system does it for nothing.
     """
-    status = main()
+    try:
+        status = main()
+    except KeyboardInterrupt:  # while the command line itself was being loaded
+        status = 130
     if threading.active_count() > 1 or sys.gettrace() is not None or sys.getprofile() is not None:
         sys.exit(status)  # somebody else is still at work, or is looking on
     atexit._run_exitfuncs()

@@ -81,8 +81,7 @@ def validate(
         if name in asked:
             _refuse_uncalibrated(f"--{name}", sections, ranks)
     out = output.of(ctx)
-    if "save" in asked:
-        place.check_place(asked["save"], where="--save")
+    _refuse_files(asked.get("save"), out.file)
     _refuse_engines(given.get("engine"))
     asked["device"] = _local_device(asked.get("device"))
     if ranks > 1:
@@ -135,6 +134,7 @@ def _answer(out: output.Output, receipt: Receipt, warnings: tuple[str, ...], sav
         try:
             _save(receipt, save)
         except KvplanError as error:
+            error.where = "--save"
             refused = error  # nor are the rows lost to a full disk
     out.emit(lambda: _report(plain), plain, warnings=warnings)
     if refused is not None:
@@ -193,6 +193,21 @@ def _refuse_engines(names: str | None) -> None:
         raise InputError("one engine's layout is allocated at a time", where="--engine", hint="type --engine vllm")
 
 
+def _refuse_files(save: str | None, receipt: str | None) -> None:
+    """Raise where the calibration could not be written, or the receipt would replace it.
+
+    Raises:
+        InputError: which of them.
+    """
+    if save is None:
+        return
+    place.check_place(save, where="--save")
+    if receipt is not None and os.path.realpath(save) == os.path.realpath(receipt):
+        raise InputError(
+            f"-o would write the receipt over {printable(save)}", where="--save", hint="name two files for the two"
+        )
+
+
 def _earlier(path: str, device: ProbeDevice) -> Calibration:
     """The calibration that this run is held against.
 
@@ -207,10 +222,11 @@ def _earlier(path: str, device: ProbeDevice) -> Calibration:
         if error.where == "--calibration":
             error.where = "--check"
         raise
-    if device.gpu is None and (found.gpu is not None or found.device != device.name):
+    kinds = ("", "") if found.kind in (None, device.kind) else (f" ({found.kind})", f" ({device.kind})")
+    if device.gpu is None and (found.gpu is not None or found.device != device.name or any(kinds)):
         raise InputError(
-            f"{printable(path)} was measured on {printable(found.device)}, not on {device.name}", where="--check",
-            hint="measure this one with --save FILE first",
+            f"{printable(path)} was measured on {printable(found.device)}{kinds[0]}, not on {device.name}{kinds[1]}",
+            where="--check", hint="measure this one with --save FILE first",
         )  # fmt: skip
     return found
 

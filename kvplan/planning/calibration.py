@@ -185,8 +185,9 @@ def from_data(data: Any, path: str = "") -> Calibration:
 
     from kvplan.planning.calibration_schema import CalibrationFile
 
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise SpecError(f"is no {SCHEMA}", where=path, hint=f'its first key is "schema": "{SCHEMA}"')
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise SpecError(f"is no {SCHEMA}", where=path, hint=_other_file(str(schema)))
     try:
         file = CalibrationFile.model_validate(data)
     except ValidationError as error:
@@ -194,6 +195,15 @@ def from_data(data: Any, path: str = "") -> Calibration:
         field = ".".join(map(str, first["loc"])) or "file"
         raise SpecError(f"{field}: {first['msg'].lower()}", where=path, hint="docs/speed.md lists the fields") from None
     return _calibration(file, path)
+
+
+def _other_file(schema: str) -> str:
+    """What a file of another schema is taken for, and what to do about it."""
+    if schema.startswith("kvplan.validation/"):
+        return "it is a receipt: give the file of --save, or what the receipt has under its key calibration"
+    if schema.startswith("kvplan.calibration/"):
+        return f"it is {printable(schema)}, of another kvplan: measure again with kvplan validate --save FILE"
+    return f'its first key is "schema": "{SCHEMA}"'
 
 
 def _calibration(file: CalibrationFile, path: str) -> Calibration:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 from kvplan.errors import InputError
@@ -23,10 +27,25 @@ def torch(where: str | None = None) -> Any:
         MissingExtraError: not installed, or it cannot be loaded.
     """
     try:
-        import torch as module
+        with contextlib.nullcontext() if "torch" in sys.modules else _uninterrupted():
+            import torch as module
     except ImportError as error:
         raise _missing("torch", error, where) from None
     return module
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits: while torch's libraries are loaded it would raise in their C++, which ends a process by abort()."""
+    mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
+    if mask is None:
+        yield
+        return
+    before = mask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        mask(signal.SIG_SETMASK, before)
 
 
 def pynvml(where: str | None = None) -> Any:

@@ -350,3 +350,19 @@ class TestHelp:
         from kvplan import __version__
 
         assert run("--version").out == f"kvplan {__version__}\n"
+
+
+def test_an_interruption_while_the_command_line_is_loaded_says_nothing() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Loader:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'kvplan.cli.app':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Loader())\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from kvplan.cli.main import entry\n"
+        "entry()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -66,6 +66,7 @@ def test_without_the_extra_one_line_says_how_to_get_it(
         (("--device", "cpu", "--save", "nowhere/x.json"), "--save: cannot write nowhere/x.json: No such file"),
         (("--device", "cpu", "--save", "."), "--save: cannot write ."),
         (("--device", "cpu", "-o", "nowhere/x.json"), "-o: cannot write nowhere/x.json: No such file"),
+        (("--device", "cpu", "--save", "x.json", "-o", "./x.json"), "--save: -o would write the receipt over x.json"),
         (("--device", "cpu", "--engine", "all"), "--engine: one engine"),
         (("--device", "cpu", "--engine", "vllm,sglang"), "--engine: one engine"),
         (("--device", "cpu", "--only", ","), "names no section"),
@@ -244,3 +245,43 @@ def test_a_calibration_of_another_device_is_not_drift(run: Run, tmp_path: Path) 
     assert "--check" in message
     assert "was measured on NVIDIA H200, not on" in message
     assert "--save" in hint
+
+
+@needs_torch
+def test_a_calibration_of_another_kind_of_device_is_not_drift(run: Run, tmp_path: Path) -> None:
+    """The processor of a Mac and its GPU have one name."""
+    path = tmp_path / "here.json"
+    assert run("validate", *FAST, "--only", "bandwidth", "--save", str(path)).status == 0
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["device"]["kind"] = "mps"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    message, _ = one_line_error(run("validate", *FAST, "--only", "bandwidth", "--check", str(path)))
+    assert "(mps), not on" in message
+    assert message.endswith("(cpu)")
+
+
+@needs_torch
+def test_a_calibration_that_cannot_be_written_is_named_by_its_flag(run: Run) -> None:
+    done = run("validate", *FAST, "--only", "bandwidth", "--save", "/dev/full")
+    assert done.status == 2
+    assert "error: --save: cannot write /dev/full" in done.err
+    assert "read ceiling" in done.out
+
+
+@needs_torch
+def test_an_interruption_while_torch_is_loaded_ends_in_order() -> None:
+    """torch's C++ calls Python while it is loaded: an exception there would abort the process."""
+    code = (
+        "import os, signal, sys, types\n"
+        "class Loader:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "            print('still loading', flush=True)\n"
+        "sys.meta_path.insert(0, Loader())\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from kvplan.cli.main import main\n"
+        "sys.exit(main(['validate', 'llama-3.2-1b', '--device', 'cpu']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (130, "still loading", "")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvplan import plan
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, SpecError
 from kvplan.planning.calibration import SCHEMA, from_data, load_calibration
 from kvplan.planning.plan import Plan
 
@@ -84,6 +84,20 @@ def test_samples_of_many_times_a_figure_leave_no_bound_at_or_below_zero(tmp_path
     assert from_data(wild).bounds(0.9, 1.1) == (pytest.approx(0.6), pytest.approx(5.3))
     assert 0 < made.decode.low < made.decode.tokens_per_second < made.decode.high
     assert 0 < made.prefill.low_seconds < made.prefill.seconds < made.prefill.high_seconds
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ("kvplan.validation/1", "it is a receipt: give the file of --save"),
+        ("kvplan.calibration/2", "kvplan.calibration/2, of another kvplan"),
+        ("other/1", '"schema": "kvplan.calibration/1"'),
+    ],
+)
+def test_another_file_is_named(schema: str, says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        from_data({**calibration(), "schema": schema}, "some.json")
+    assert says in str(caught.value.hint)
 
 
 def test_what_the_file_leaves_out_stays_as_stated(tmp_path: Path) -> None:

@@ -374,7 +374,8 @@ def measured_of(ask: Ask, gpus: Sequence[GpuSpec]) -> dict[str, Calibration]:
     if name is None:
         raise InputError(
             f"{printable(path)} was measured on {printable(found.gpu or found.device)}, which is not among the GPUs "
-            "that are tried", where=FLAG, hint="add it to --gpu, or leave out --calibration",
+            "that are tried", where=FLAG,
+            hint="a CPU is none of them: leave it out" if found.kind == "cpu" else "add it to --gpu, or leave it out",
         )  # fmt: skip
     return {name: found}
 

@@ -67,6 +67,13 @@ def test_a_calibration_of_a_gpu_that_is_not_tried_is_refused(tmp_path: Path) -> 
     assert caught.value.where == "--calibration"
 
 
+def test_a_calibration_of_a_cpu_is_no_gpu_to_add(tmp_path: Path) -> None:
+    path = written(tmp_path, device={"name": "Some processor", "kind": "cpu"})
+    with pytest.raises(InputError, match="was measured on Some processor") as caught:
+        searched(settings={"calibration": path}, gpus=("h100-sxm", "l40s"))
+    assert "a CPU is none of them" in (caught.value.hint or "")
+
+
 def test_a_calibration_judges_its_own_gpu_alone(tmp_path: Path) -> None:
     """In a search of several engines too, whose devices are screened apart."""
     gpus = ("h200-sxm", "h100-sxm", "apple-m4-max")
