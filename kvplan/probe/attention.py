@@ -158,8 +158,8 @@ def time_format(
             work.check_bytes = min(work.check_bytes, int(limits.max_bytes * _CHECK_SHARE))
         contiguous = 0 if limits.quick and device.is_cuda else share
         room = batch * context * store.workspace_bytes(shape, fmt) <= limits.max_bytes * _POOL_SHARE
-        candidates = choose.paths(work, several=device.is_cuda and not limits.quick, operators=room)
-        paged = choose.pick(work, candidates, samples=limits.samples)
+        several = device.is_cuda and not limits.quick
+        paged = choose.serve(work, several=several, operators=room, samples=limits.samples)
         why = "; ".join(work.rejected) or "no candidate"
         if refused is not None and (paged is None or work.wrong):
             refused.append(Refused(batch, context, work.rejected if paged is None else (), work.wrong))

@@ -277,7 +277,7 @@ def _attends(
         several = session.device.is_cuda and not session.limits.quick
         work.check_bytes = min(work.check_bytes, int(session.limits.max_bytes * _CHECK_SHARE))
         room = fits(session, held, batch, context, operators=True)
-        picked = choose.pick(work, choose.paths(work, several=several, operators=room), samples=3)
+        picked = choose.serve(work, several=several, operators=room, samples=3)
         held.wrong += work.wrong
         if picked is None:
             raise Unserved(f"no attention serves {held.fmt} ({'; '.join(work.rejected) or 'no candidate'})")

@@ -257,3 +257,25 @@ def test_operators_stand_beside_kernels_where_there_is_room(monkeypatch: pytest.
         detect("cpu"), heads._replace(head_dim=192, head_dim_v=192), "int4_g32", 2, 64, page=16, max_bytes=1 << 20
     )
     assert [path.name for path in choose.paths(odd, operators=room)] == [choose.OPERATORS]  # no kernel is there for it
+
+
+def test_a_quick_run_tries_more_where_its_one_kernel_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too much shared memory on a small card, or without a compiler on any: operators serve then."""
+    tried: list[Any] = []
+
+    def prepare(q: Any, pool: Any, lens: Any, out: Any, config: Any, **given: Any) -> Any:
+        tried.append(config)
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(choose, "triton_runs", lambda device, fmt: True)
+    monkeypatch.setattr(choose.launch, "starts_early", lambda q: False)
+    monkeypatch.setattr(choose.launch, "prepare", prepare)
+    receipt = measured(small(), "bandwidth", "attention", "decode")
+    (found,) = named(receipt, "bf16, 1 x 512")[:1]
+    assert found.measured is not None
+    assert "torch operators; skipped Triton" in found.note
+    assert len(set(tried)) > len(attention.PROBE_FORMATS)
+    (step,) = named(receipt, "step, bf16 cache, 1 x 256")
+    assert step.measured is not None
+    assert "torch operators" in step.note
+    assert not [r for r in receipt.rows if r.section == "attention" and r.passed is False]

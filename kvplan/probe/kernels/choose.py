@@ -312,6 +312,20 @@ def pick(work: Workload, candidates: Iterable[Path], *, samples: int, check: boo
     return None
 
 
+def serve(work: Workload, *, several: bool, operators: bool, samples: int) -> Picked | None:
+    """`pick` of `paths`; where the one configuration that is tried does not serve, the others and operators are tried.
+
+    A card may have too little shared memory for it, or a machine no compiler for Triton.
+    """
+    found = pick(work, paths(work, several=several, operators=operators), samples=samples)
+    if found is not None or several or not kernels_serve(work.device, work.pool.shape, work.pool.format):
+        return found
+    wrong = work.wrong
+    found = pick(work, paths(work, several=True, operators=operators), samples=samples)
+    work.wrong = tuple(dict.fromkeys((*wrong, *work.wrong)))
+    return found
+
+
 def _rejection(path: Path, problem: Exception) -> str:
     """A candidate that did not run, and why."""
     return f"{path.name}: {type(problem).__name__}"
