@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from kvplan.probe.session import Session
 
 STEP_TOLERANCE = 0.08
-"""Of the planner's tensor-parallel step with the line of the all-reduce; on a CPU, whose cores and memory the ranks
-share, it informs."""
+"""Of the planner's tensor-parallel step with the line of the all-reduce; on a CPU, which ranks share, it informs."""
 GPU_POINT, CPU_POINT = (16, 4096), (2, 128)
 """(batch, context) of the step."""
 INNER = 10
 """Collectives in one timed run."""
+READ_BYTES = 64 * MIB
+"""Read by every rank at once where nothing states how fast the device reads (CPU)."""
 WARM_REPLAYS = 100
 """Before a timed run on a GPU: the same number on every rank, or one of them would wait for a message for ever."""
-
 
 Line = tuple[float, float, float]
 """(bytes a second, seconds of latency, worst miss), as `kvplan.probe.fit` gives it."""
@@ -137,7 +137,8 @@ def _agreed(session: Session, group: Group, make: Callable[[], Any], what: str) 
     try:
         made = make()
     except Exception as error:  # whatever it is: the others have to hear of it
-        trouble = "out of memory" if out_of_memory(error) else f"{type(error).__name__}: {error}"[:200]
+        known = "out of memory" if out_of_memory(error) else error.message if isinstance(error, KvplanError) else None
+        trouble = known or said(error)
     for rank, why in enumerate(_gathered(trouble, group)):
         if why is not None:
             session.lack(f"distributed, {what}: rank {rank}: {why}")
@@ -318,28 +319,29 @@ def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
 
     def make() -> tuple[step.Held, Callable[..., None], list[str]]:
         if (reason := step.unfit_weights(session)) is not None:
-            raise ValueError(reason)
+            raise KvplanError(reason)
         held = step.hold(session, with_head=False)
         if isinstance(held, str):
-            raise ValueError(held)
+            raise KvplanError(held)
         if not step.fits(session, held, batch, context):
-            raise ValueError(f"the caches of {name} do not fit into --max-memory")
+            raise KvplanError(f"the caches of {name} do not fit into --max-memory")
         layers, _, paths = step.prepare(session, held, batch, context)
         return held, layers, paths
 
+    rows = _read(session, group)
     made = _agreed(session, group, make, f"step, {name}")
     if made is None:
-        return []
+        return rows
     held, layers, paths = made
     reduce = extras.torch().distributed.all_reduce
     grown = session.layout.spec.num_layers / len(held.layers)
     if _agreed(session, group, lambda: layers(None) or True, f"step, {name}") is None:  # what it allocates, it gets
-        return []
+        return rows
     taken = []
     for one in (None, reduce):
         mine = _agreed(session, group, partial(_samples, session, partial(layers, one)), f"step, {name}")
         if mine is None:
-            return []
+            return rows
         taken.append(_gathered([grown * s for s in mine], group))
     alone, together = taken
     predicted = planned_step(session, line, batch, context)
@@ -351,7 +353,6 @@ def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
     reduces = 2 * session.layout.spec.num_layers
     moved = 2 * (group.size - 1) / group.size * message
     part = f"{len(held.layers)} of {session.layout.spec.num_layers} layers, {'scaled, ' if grown > 1 else ''}no head"
-    rows = []
     for rank, (own, messages) in enumerate(zip(alone, together, strict=True)):
         rows.append(
             row(
@@ -369,6 +370,20 @@ def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
             )
         )  # fmt: skip
     return rows
+
+
+def _read(session: Session, group: Group) -> list[Row]:
+    """How fast all ranks read at once, where nothing states it: the plan of their step takes it for the bandwidth."""
+    if session.gpu.bandwidth_bytes_per_second is not None:
+        return []
+    size = min(READ_BYTES, session.limits.max_bytes // 4)
+    buffer = _agreed(session, group, lambda: _buffers(session, size // 4)()[0], "read rate")
+    if buffer is None:
+        return []
+    rates = [min(size / s for s in each) for each in zip(*_gathered(_samples(session, buffer.sum), group), strict=True)]
+    session.gpu = replace(session.gpu, bandwidth_bytes_per_second=int(median(rates)))
+    note = "of the slowest rank while all read; predicted steps take it for the bandwidth"
+    return [row("distributed", "read rate", predicted=None, measured=rates, unit="bytes/s", note=note)]
 
 
 def planned_step(session: Session, line: Line, batch: int, context: int) -> float | None:

@@ -62,9 +62,11 @@ def test_two_ranks_hold_their_shares(tmp_path: Path) -> None:
     for name in ("all-reduce, 4 MiB", "all-to-all, 4 MiB", "step on rank 1, 2 x 128"):
         assert rows[name]["measured"] > 0
         assert len(rows[name]["samples"]) >= 3
-    step = rows["step on rank 1, 2 x 128"]
-    assert ("not predicted: " in step["note"]) == (step["predicted"] is None)
-    assert ("; predicted by the plan" in step["note"]) == (step["predicted"] is not None)
+    step, read = rows["step on rank 1, 2 x 128"], rows["read rate"]["measured"]
+    assert "; predicted by the plan" in step["note"]
+    layers = 16 * 2048 * 64 * (16 + 4 + 4 + 16) + 16 * 3 * 4096 * 2048  # 16 layers: heads and half of the FFN
+    assert step["predicted"] > 2 * layers / read
+    assert step["pass"] is None
 
 
 def test_another_tensor_parallel_size_is_refused() -> None:
@@ -137,6 +139,7 @@ def test_a_calibration_is_not_promised_under_torchrun(tmp_path: Path) -> None:
 def test_a_rank_without_memory_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
+    from kvplan.errors import KvplanError
     from kvplan.probe import distributed
 
     said: list[str] = []
@@ -152,6 +155,12 @@ def test_a_rank_without_memory_tells_the_others(monkeypatch: pytest.MonkeyPatch)
 
     assert distributed._agreed(session, distributed.Group(0, 2), full, "step") is None
     assert said[-1] == "distributed, step: rank 0: out of memory"
+
+    def left_out() -> None:
+        raise KvplanError("one layer takes more than there is")
+
+    assert distributed._agreed(session, distributed.Group(0, 2), left_out, "step") is None
+    assert said[-1] == "distributed, step: rank 0: one layer takes more than there is"
 
 
 ENDS = """

@@ -13,11 +13,11 @@ pytest.importorskip("torch", reason="the probe's extra is not installed")
 import torch
 
 from kvplan.catalog import load_gpu
-from kvplan.probe import allocator, bandwidth, facts, fill, memory, nvml, run, timing
+from kvplan.probe import allocator, bandwidth, facts, fill, linear, memory, nvml, run, timing
 from kvplan.probe.device import ProbeDevice, _bandwidth
 from kvplan.probe.kernels import between
 from kvplan.probe.receipt import Row, row
-from kvplan.probe.session import Session
+from kvplan.probe.session import MeasuredFigure, MeasuredLine, Session
 from kvplan.sources import find_model
 from kvplan.units import MIB
 
@@ -267,3 +267,25 @@ def test_the_last_page_is_judged_under_a_driver_that_was_seen(fake_nvml: Any) ->
     other = fill._judged(card(nvml=known._replace(driver="595.10")), found)
     assert (other.passed, other.tolerance) == (None, None)
     assert "driver 595.10 may keep another page" in other.note
+
+
+@pytest.mark.parametrize(
+    ("predicted", "crosses", "passed"), [(256, True, True), (180, True, False), (256, False, False), (775, False, None)]
+)
+def test_a_crossing_beyond_what_is_tried_informs(
+    predicted: int, crosses: bool, passed: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some cards multiply so fast beside their memory that no batch of the ladder is bound by products."""
+    session = session_of(card())
+    session.figures.linear["16"] = MeasuredLine(
+        MeasuredFigure(4e12, 4e12, 4e12, 3), MeasuredFigure(0.0, 0.0, 0.0, 3), 0.01
+    )
+    monkeypatch.setattr(linear.decode, "ridge_batch", lambda works, rates, layout: predicted)
+    # as the planner joins them: the cube root of 1 + (batch / 256)^3
+    monkeypatch.setattr(
+        linear, "layer_products", lambda session, layers, batch: [(1 + crosses * (batch / 256) ** 3) ** (1 / 3)]
+    )
+    (found,) = linear._crossing(session, [])
+    assert found.passed is passed
+    assert (found.measured is not None) == crosses
+    assert ("not judged" in found.note) == (passed is None)
