@@ -23,6 +23,8 @@ RATE_DRIFT, LATENCY_DRIFT = 0.05, 0.25
 """How far rates and latencies of a later run may lie from those of a file (or three times the file's own spread)."""
 CPU_DRIFT = 0.5
 """Of rates on a CPU, whose memory is shared with everything else that runs; latencies inform there."""
+WAITED = 0.1
+"""Of a run's time on a CPU that it waited for a core: from then on a rate that fell says no drift."""
 UNSTEADY = 0.25
 """How far the samples of a figure may lie from it: beyond that it says no drift while both sides' samples meet."""
 
@@ -96,7 +98,7 @@ def _line(line: MeasuredLine) -> dict[str, Any]:
     }
 
 
-def drift_rows(before: Calibration, session: Session, ran: Collection[str]) -> list[Row]:
+def drift_rows(before: Calibration, session: Session, ran: Collection[str], waited: float = 0.0) -> list[Row]:
     """An earlier calibration as prediction, this run as measurement, figure by figure.
 
     Where the samples of either side lie further from their figure than `UNSTEADY`, and those of both meet, a row
@@ -106,6 +108,8 @@ def drift_rows(before: Calibration, session: Session, ran: Collection[str]) -> l
 
     Args:
         ran: the sections of this run.
+        waited: share of its time that it waited for a core, on a CPU. What others take makes rates fall and never
+            rise, so one that fell is then not judged.
     """
     cpu = session.device.kind == "cpu"
     rates = min(CPU_DRIFT if cpu else max(RATE_DRIFT, 3 * before.spread), CPU_DRIFT)
@@ -122,7 +126,10 @@ def drift_rows(before: Calibration, session: Session, ran: Collection[str]) -> l
             note += ": its line goes through the origin, so nothing can be said of a latency"
         elif unsteady:
             note += f": its samples lie as far apart as {' and '.join(unsteady)}, not judged"
-        informs = left_out or (new is not None and (not old or unsteady))
+        taken = waited > WAITED and unit != "s" and new is not None and new < old * (1 - rates)
+        if taken and not unsteady:
+            note += f": others had the cores for {waited:.0%} of this run's time, not judged"
+        informs = left_out or taken or (new is not None and (not old or unsteady))
         tolerance = None if informs else late if unit == "s" else rates
         rows.append(row("drift", name, predicted=old, measured=new, unit=unit, tolerance=tolerance, note=note))
     return rows

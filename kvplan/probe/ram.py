@@ -47,7 +47,8 @@ def measure(session: Session) -> list[Row]:
     rows: list[Row] = []
     for batch, context in POINTS[:: 2 if session.limits.quick else 1]:
         one = shape._replace(layers=1, batch=batch, context=context)
-        layers = min(session.layout.spec.num_layers, min(_BYTES, session.limits.max_bytes // 2) // one.layer_bytes)
+        every = session.layout.spec.num_layers
+        layers = min(every, min(_BYTES, session.limits.max_bytes // 2) // one.layer_bytes)
         if session.limits.quick:
             layers = min(layers, max(1, _QUICK_BYTES // one.layer_bytes))
         if layers < 1:
@@ -61,12 +62,13 @@ def measure(session: Session) -> list[Row]:
         size, rate = point.layers * point.layer_bytes, median(rates)
         unsteady = max(spread(rates) or 0.0, spread(samples) or 0.0)
         judged = TOLERANCE if unsteady <= STEADY else None
+        why = "" if judged else f"; spread {unsteady:.0%}: others are at work, not judged"
         rows.append(
             row(
                 "decode", f"float32 step in RAM, {batch} x {context:,}", predicted=size / rate, measured=samples,
                 unit="s", tolerance=judged, sense="at_most",
-                note=f"{point.layers} layers, {size / 1e6:,.0f} MB of weights and cache at {rate / 1e9:.2f} GB/s, read "
-                "between the steps" + ("" if judged else f"; spread {unsteady:.0%}: others are at work, not judged"),
+                note=f"{point.layers} of {every} layers, {size / 1e6:,.0f} MB of weights and cache at {rate / 1e9:.2f} "
+                f"GB/s, read between the steps{why}",
             )
         )  # fmt: skip
     return rows

@@ -20,14 +20,14 @@ from kvplan._version import __version__
 from kvplan.errors import InputError
 from kvplan.probe.allocator import expandable_segments
 from kvplan.probe.busy import refuse_busy
-from kvplan.probe.calibrate import calibration_data, drift_rows, note_left_out
+from kvplan.probe.calibrate import WAITED, calibration_data, drift_rows, note_left_out
 from kvplan.probe.device import ProbeDevice
 from kvplan.probe.facts import device_payload
 from kvplan.probe.layout import plan_layout
 from kvplan.probe.memory import out_of_memory
 from kvplan.probe.receipt import SCHEMA, Counts, Row, counts, row
 from kvplan.probe.session import Limits, Session
-from kvplan.probe.timing import cache_shortfall, quickest_threads
+from kvplan.probe.timing import cache_shortfall, core_seconds, quickest_threads, waited_share
 from kvplan.units import GIB, MIB, human_bytes
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _validate(
     limits = session.limits
     rows: list[Row] = []
     warnings: list[str] = []
-    complete = True
+    complete, began = True, core_seconds()
     try:
         for section, module, function in steps:
             say(section)
@@ -265,11 +265,14 @@ def _validate(
         if stopped is not None:
             stopped(_receipt(session, request, rows, start, False, ("interrupted",), threads))
         raise
+    waited = waited_share(began) if request.device.kind == "cpu" else 0.0
     if before is not None:
-        rows += drift_rows(before, session, {step[0] for step in steps})
+        rows += drift_rows(before, session, {step[0] for step in steps}, waited)
     note_left_out(session)
     complete &= not session.lacks
     warnings += [*session.lacks, *between.unfused()]
+    if waited > WAITED:
+        warnings.append(f"for {waited:.0%} of its time this run waited for a core that others had: times are longer")
     if any(r.wide for r in rows):
         warnings.append("the spread of some rows is wide: something else was at work, or clocks changed")
     return _receipt(session, request, rows, start, complete, tuple(warnings), threads)

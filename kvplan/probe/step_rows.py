@@ -52,7 +52,8 @@ def predicted_seconds(setup: Setup | str, batch: int, context: int) -> float | N
 def point_rows(session: Session, held: Held, points: list[Point]) -> list[Row]:
     """A row a point, measured beside predicted, and how far predictions lie off over all of them."""
     before, after = session.speed(), session.speed(session.calibration())
-    part = "" if len(held.layers) == session.layout.spec.num_layers else f"{len(held.layers)} layers, scaled; "
+    some, every = len(held.layers), session.layout.spec.num_layers
+    part = "" if some == every else f"{some} of {every} layers, scaled; "
     part += f"bf16 {held.instead}; " if held.instead else ""
     rows, judged, short = [], Missed([], []), Missed([], [])
     for point in sorted(points):
@@ -63,7 +64,7 @@ def point_rows(session: Session, held: Held, points: list[Point]) -> list[Row]:
         if not isinstance(after, str) and (read := session.figures.read_bytes_per_second) is not None:
             share = memory_share(after, read.value, point.batch, point.context, middle)
         missed = judged if share is None or share >= MEMORY_SHARE else short
-        notes = [f"{point.batch / middle:,.0f} tokens/s"]
+        notes = [f"{rate_text(point.batch / middle)} tokens/s"]
         if not isinstance(after, str):
             parts = decode.step(after.works, after.rates, after.layout, point.batch, point.context)
             notes.append(f"bound by {decode.bound(parts) or 'memory'}")
@@ -81,6 +82,11 @@ def point_rows(session: Session, held: Held, points: list[Point]) -> list[Row]:
             )
         )  # fmt: skip
     return rows + _summaries(session, held, judged, short)
+
+
+def rate_text(rate: float) -> str:
+    """A rate of tokens for people: whole numbers, below ten two digits."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def wrong_rows(held: Held) -> list[Row]:

@@ -88,6 +88,25 @@ def quickest_threads(device: ProbeDevice) -> Iterator[int | None]:
         torch.set_num_threads(before)
 
 
+def core_seconds() -> tuple[float, float]:
+    """Seconds that this thread ran so far, and that it waited for a core; zeros where the system does not say.
+
+    Source: Linux, ``Documentation/scheduler/sched-stats.rst``, ``/proc/<pid>/schedstat``.
+    """
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            ran, waited = (int(word) / 1e9 for word in file.read().split()[:2])
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return ran, waited
+
+
+def waited_share(since: tuple[float, float]) -> float:
+    """Of the time since `core_seconds` was `since` that this thread waited for a core: others had it."""
+    ran, waited = (now - before for now, before in zip(core_seconds(), since, strict=True))
+    return waited / (ran + waited) if ran + waited > 0 else 0.0
+
+
 def sample(
     device: ProbeDevice, work: Callable[[], Any], *, samples: int, per: int = 1, graph: bool = True,
     warm: int = 2, replays: int | None = None,

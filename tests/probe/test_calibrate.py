@@ -99,6 +99,17 @@ def test_a_cpu_may_drift_more() -> None:
     assert not all(r.passed for r in drift_rows(before, session_with("cpu", scale=0.4), ALL))
 
 
+def test_a_cpu_whose_cores_others_have_says_no_drift_downwards() -> None:
+    before = from_data(calibration_data(session_with()))
+    idle, taken = (drift_rows(before, session_with("cpu", scale=0.4), ALL, share) for share in (0.05, 0.3))
+    assert [r.passed for r in idle if r.unit != "s"] == [False] * 3
+    assert [r.passed for r in taken if r.unit != "s"] == [None] * 3
+    assert "others had the cores for 30% of this run's time, not judged" in taken[0].note
+    faster = drift_rows(before, session_with("cpu", scale=1.6), ALL, 0.3)
+    assert [r.passed for r in faster if r.unit != "s"] == [False] * 3  # nobody makes memory faster
+    assert all(r.passed for r in drift_rows(before, session_with("cpu", scale=0.7), ALL, 0.3) if r.unit != "s")
+
+
 def test_what_the_file_has_and_this_run_lacks_is_off_unless_its_section_was_left_out() -> None:
     before = from_data(calibration_data(session_with()))
     lost = session_with(attention={}, matmul_flops={})

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplan.probe import step_rows
 from kvplan.probe.receipt import counts, median, quantile, row, spread
 
 
@@ -85,3 +86,7 @@ def test_median_and_quartiles_lie_in_order(samples: list[float]) -> None:
     assert middle <= high * (1 + 1e-9)
     assert high <= max(samples)
     assert spread(samples) == pytest.approx((high - low) / middle)
+
+
+def test_slow_rates_are_not_shown_as_none() -> None:
+    assert [step_rows.rate_text(rate) for rate in (0.126, 3.04, 17.5, 17421.3)] == ["0.13", "3", "18", "17,421"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,3 +112,13 @@ def test_one_thread_runs_where_several_wait_for_one_another(
             assert threads is None
     finally:
         torch.set_num_threads(before)
+
+
+def test_time_without_a_core_is_the_systems_own_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, waited = timing.core_seconds()
+    assert ran > 0 or not Path("/proc/thread-self/schedstat").exists()
+    assert waited >= 0
+    monkeypatch.setattr(timing, "core_seconds", lambda: (ran + 3.0, waited + 1.0))
+    assert timing.waited_share((ran, waited)) == pytest.approx(0.25)
+    monkeypatch.setattr(timing, "core_seconds", lambda: (0.0, 0.0))
+    assert timing.waited_share((0.0, 0.0)) == 0.0
