@@ -93,7 +93,7 @@ def _deployment(
     declared, subject = case.declared, case.subject
     inputs = worked.inputs()
     defaults = inputs.pop("defaults")
-    warnings = dict.fromkeys(text for c, w, _ in group for text in (*c.warnings, *w.said, *_unread(c)))
+    warnings = dict.fromkeys(text for c, w, _ in group for text in (*c.warnings, *w.said, *_unread(c), *_unasked(c, w)))
     return {
         "name": declared.name,
         "file": declared.place.file,
@@ -121,6 +121,14 @@ def _unread(case: Case) -> Iterable[str]:
         what = f"the workload {case.workload.name}" if case.workload.name else "it"
         keys = " and ".join(flag[2:] for flag in flags)
         yield f"{what} has a target for {keys} that no rule holds it to: add serving.targets_hold == true"
+
+
+def _unasked(case: Case, worked: Worked) -> Iterable[str]:
+    """A word about a deployment that does not start or hold its requests while no rule asks whether it does."""
+    outcome = worked.outcome
+    if case.rules and outcome.fits is False and not any(r.metric.section == "verdict" for r in case.rules):
+        under = f" under the workload {case.workload.name}" if case.workload.name else ""
+        yield f"it does not fit{under}: {outcome.reason}; no rule is about that: add verdict.fits == true"
 
 
 def _workload(case: Case, worked: Worked) -> dict[str, Any]:

@@ -105,6 +105,23 @@ def test_targets_that_no_rule_reads_are_a_warning(write: Write) -> None:
     assert any("target for ttft and tpot that no rule" in text for text in deployment["warnings"])
 
 
+def test_what_does_not_start_is_a_warning_where_no_rule_asks(write: Write) -> None:
+    for rules, warned in (
+        ("capacity.kv_tokens >= 1000", True),  # which the pool of a start that is refused would hold
+        ("decode.seconds_per_step <= 10 s", True),
+        ("verdict.fits == true", False),
+        ("verdict.binding == kv", False),
+    ):
+        write(f"deployments: {{a: {{model: qwen3-32b, gpu: h100-sxm, rules: ['{rules}']}}}}")
+        checked = result()
+        (deployment,) = checked["deployments"]
+        said = [text for text in deployment["warnings"] if "does not fit" in text]
+        assert bool(said) is warned, rules
+        assert all("10.00 GiB of cache" in text and text.endswith("add verdict.fits == true") for text in said)
+    write("deployments: {a: {model: llama-3.1-8b, gpu: h100-sxm, rules: ['capacity.kv_tokens >= 1000']}}")
+    assert not any("does not fit" in text for d in result()["deployments"] for text in d["warnings"])
+
+
 def test_a_workload_longer_than_the_limit_does_not_fit(write: Write) -> None:
     write("""
         rules: [verdict.fits == true]
