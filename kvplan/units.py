@@ -89,6 +89,15 @@ def parse_tokens(text: str, flag: str) -> int:
     return value
 
 
+def ungrouped(number: str) -> str:
+    """`number` without commas and underscores between groups of three digits; any other stays, and is no number: 1,8 is
+    two numbers or a decimal comma, and not 18."""
+    whole, point, rest = number.partition(".")
+    head, *groups = whole.replace("_", ",").split(",")
+    grouped = 1 <= len(head.lstrip("+-")) <= 3 and all(len(group) == 3 for group in groups)
+    return "".join((head, *groups, point, rest)) if grouped or not groups else number
+
+
 def _scaled(digits: str, factor: int, text: str, flag: str, unit: str) -> int:
     """`digits` x `factor` as an exact integer; refuses zero and fractions of a unit."""
     if len(digits) > 40:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from kvplan.check.metrics import Kind, Metric, find_metric
 from kvplan.check.problems import Place
 from kvplan.errors import InputError, KvplanError, printable
-from kvplan.units import parse_size, parse_tokens
+from kvplan.units import parse_size, parse_tokens, ungrouped
 
 Level = Literal["error", "warn"]
 LEVELS: tuple[Level, ...] = ("error", "warn")
@@ -140,7 +140,10 @@ def _value(kind: Kind, text: str, name: str, *, percent: bool) -> Limit:
     if not match:
         raise InputError(f"{name} is {_WANTED[kind]}, not {printable(text, 40)!r}", hint=_hint(kind, name))
     digits, unit = match.groups()
-    number = float(digits.replace(",", "").replace("_", ""))
+    plain = ungrouped(digits)
+    if "," in plain or "_" in plain:
+        raise InputError(f"{printable(text, 40)!r} is not a number", hint="write 1.5 with a point, 1,024 in threes")
+    number = float(plain)
     if unit == "%":
         if kind == "share":
             return Limit(number / 100)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvplan.errors import InputError, printable
-from kvplan.units import parse_rate, parse_size, parse_tokens
+from kvplan.units import parse_rate, parse_size, parse_tokens, ungrouped
 
 _MAX_COUNT = 1 << 50
 
@@ -53,7 +53,7 @@ def parse_count(text: str, flag: str) -> int:
     Raises:
         InputError: anything else.
     """
-    digits = text.strip().replace(",", "").replace("_", "")
+    digits = ungrouped(text.strip())
     if not digits.isascii() or not digits.isdigit():
         raise InputError(
             f"{printable(text, 40)!r} is not a whole number above 0",

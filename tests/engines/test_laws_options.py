@@ -52,6 +52,8 @@ def test_read(reader: Callable[[str, str], Any], text: str, value: Any) -> None:
     ("reader", "text", "said"),
     [
         (parse_count, "0", "0 is too small"), (parse_count, "-1", "'-1' is not a whole number above 0"),
+        (parse_count, "1,8", "'1,8' is not a whole number"), (parse_count, "1,0240", "not a whole number"),
+        (parse_count, ",024", "not a whole number"), (parse_count, "1_6", "not a whole number"),
         (parse_count, "1.5", "not a whole number"), (parse_count, "٣", "not a whole number"),
         (parse_count, "9" * 17, "absurdly large"),
         (parse_share, "0", "not a share"), (parse_share, "1.01", "not a share"), (parse_share, "nan", "not a share"),
