@@ -41,7 +41,7 @@ def compare(
     ] = None,
 ) -> int:  # fmt: skip
     """Variants side by side: cache per 1k tokens and per request, and what a deployment holds."""
-    from kvplan.cli.sweep import lookup_of
+    from kvplan.cli.sweep import lookup_of, with_engines
     from kvplan.planning.compare import FIGURES
     from kvplan.planning.compare import compare as set_side_by_side
     from kvplan.planning.sweep_axes import MODEL, Axis, read_axes
@@ -49,7 +49,7 @@ def compare(
     from kvplan.planning.sweep_traffic import is_served
 
     given = flags.read(ctx)
-    axes = read_axes(vary or (), ctx.command.flags, given)  # type: ignore[attr-defined]
+    axes = read_axes(with_engines(vary or (), given), ctx.command.flags, given)  # type: ignore[attr-defined]
     names = list(dict.fromkeys(models))
     for name in names:
         if "," in name and " " not in name and not os.path.exists(name):

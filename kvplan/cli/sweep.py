@@ -69,6 +69,7 @@ def sweep(
     from kvplan.planning.sweep_figures import figure_names
 
     given, out = flags.read(ctx), output.of(ctx)
+    vary = with_engines(vary or (), given)
     if not vary:
         raise InputError("nothing is varied", where="--vary", hint="--vary concurrency=1,8,64")
     axes = read_axes(vary, ctx.command.flags, given)  # type: ignore[attr-defined]
@@ -86,6 +87,16 @@ def sweep(
         if out.file is not None:
             out.note("interrupted: nothing is written")
         raise
+
+
+def with_engines(vary: Sequence[str], given: dict[str, Any]) -> list[str]:
+    """What is varied, and before it several engines of ``--engine``, which are an axis and no setting any more."""
+    from kvplan.cli.plan import is_list
+    from kvplan.planning.side_by_side import engine_names
+
+    if not is_list(given.get("engine")):
+        return list(vary)
+    return [f"engine={','.join(engine_names(given.pop('engine')))}", *vary]
 
 
 def lookup_of(model: str, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:

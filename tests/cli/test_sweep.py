@@ -16,6 +16,7 @@ import pytest
 
 from kvplan import plan
 from kvplan.cli.sweep import MAX_ROWS
+from kvplan.engines import distinct
 
 from .conftest import Run, one_line_error
 from .test_startup import HEAVY, loaded
@@ -45,6 +46,17 @@ def test_csv_has_a_column_for_each_axis_and_figure_and_a_row_for_each_plan(run: 
         assert row["verdict.fits"] == ("true" if expected.verdict.fits else "false")
         assert int(row["kv.bytes_per_sequence"]) == expected.kv.bytes_per_sequence
     assert "refused: 7 of 15 plans" in done.err
+
+
+def test_engines_of_a_list_are_an_axis(run: Run) -> None:
+    typed = json.loads(run(*SWEEP, "--engine", "vllm,sglang", "--vary", "tp=1,2", "--json").out)
+    varied = json.loads(run(*SWEEP, "--vary", "engine=vllm,sglang", "--vary", "tp=1,2", "--json").out)
+    assert typed == varied
+    assert not any(row["refused"] for row in typed["rows"])
+    alone = run("compare", "llama-3.1-8b", "--gpu", "h100-sxm", "--engine", "all", "--json")
+    assert len(json.loads(alone.out)["rows"]) == len(distinct())
+    message, _ = one_line_error(run(*SWEEP, "--engine", "vllm,sglang", "--vary", "engine=mlx"))
+    assert "engine is varied twice" in message
 
 
 def test_formats_say_the_same(run: Run, tmp_path: Path) -> None:
