@@ -63,9 +63,13 @@ class Misses:
         if known is None or (found.reached, -found.miss) > (known.reached, -known.miss):
             self._best[gpu] = found
 
-    def refused(self, gpu: GpuSpec, error: KvplanError) -> None:
-        """No engine runs on it."""
-        self._add(gpu.id, _Best(REFUSED, 1.0, error.message, None, error=error))
+    def refused(self, gpu: GpuSpec, error: KvplanError, distance: float = numpy.inf) -> None:
+        """It is not tried at all.
+
+        Args:
+            distance: over 1, that of a layout which an engine refuses; infinite where no engine runs on it.
+        """
+        self._add(gpu.id, _Best(REFUSED, distance, error.message, None, error=error))
 
     def left_out(self, gpu: GpuSpec, fmt: str, use: str, why: str) -> None:
         """A format is not tried on a GPU."""
@@ -131,9 +135,10 @@ class Misses:
         )
 
     def all_refused(self) -> KvplanError | None:
-        """Why nothing was legal, with the hint of whoever refused it first; None where something was."""
+        """Why nothing was legal, with the hint of whoever refused what is nearest; None where something was."""
         refused = [best for best in self._best.values() if best.reached == REFUSED]
-        return refused[0].error if refused and len(refused) == len(self._best) else None
+        all_of_them = refused and len(refused) == len(self._best)
+        return min(refused, key=lambda best: best.miss).error if all_of_them else None
 
     def verdict(self) -> str:
         """Why nothing carries the workload, in one sentence."""

@@ -151,6 +151,10 @@ def _started(screen: Screen, ask: Ask, misses: Misses) -> tuple[list[Started], i
             f"{least:,} GPUs for one copy are more than the {most:,} that are searched", where="layout",
             hint="lower -tp, -pp or -dp, or leave them to the search; `kvplan plan` takes any layout",
         )  # fmt: skip
+    for gpu in screen.gpus:
+        if all(_networked(gpu, layout, ask) for layout in shapes):
+            why = "a computer of its own: layouts of several are tried where --gpu names it"
+            misses.refused(gpu, UnsupportedError(why, where="--gpu", hint=f"add --gpu {gpu.id}"), 2.0)
     found, tried = [], 0
     for weights in of.weight_formats(model, engine, ask.weights):
         for cache in of.cache_formats(engine, ask.kv_formats):
@@ -182,9 +186,14 @@ def _lacking(screen: Screen, gpu: GpuSpec, weights: str, cache: str, ask: Ask, m
     return any(why.values())
 
 
+def _networked(gpu: GpuSpec, layout: of.Layout, ask: Ask) -> bool:
+    """Whether a layout nobody asked for makes a network: such a device is a computer of its own, and not a card."""
+    return gpu.unified_memory and layout.world > 1 and not ask.gpus
+
+
 def _sensible(gpu: GpuSpec, layout: of.Layout, smallest: dict[str, int], ask: Ask) -> bool:
-    if gpu.unified_memory and layout.world > 1 and not ask.gpus:
-        return False  # a computer of its own, not a card: several of them are a network
+    if _networked(gpu, layout, ask):
+        return False
     return layout.world <= WASTE * smallest.get(gpu.id, of.MOST_RANKS)
 
 

@@ -53,6 +53,17 @@ def test_a_device_without_a_backend_is_a_matter_of_the_engine() -> None:
     assert "engines" in (caught.value.hint or "")
 
 
+def test_several_computers_of_their_own_are_tried_where_they_are_named() -> None:
+    pinned = {"tensor_parallel_size": 2}
+    with pytest.raises(UnsupportedError, match="--gpu: a computer of its own") as caught:
+        searched(engines=("mlx",), settings=pinned, gpus=())
+    assert caught.value.hint == "add --gpu apple-m1"
+    assert searched(engines=("mlx",), settings=pinned, gpus=("apple-m1",)).verdict.carries
+    others = searched(settings=pinned, gpus=())
+    (failure,) = [failure for failure in others.failures if "computer of its own" in failure.reason]
+    assert "apple-m4-max" in failure.gpus
+
+
 def written(folder: Path, **changed: Any) -> str:
     path = folder / "measured.json"
     path.write_text(json.dumps(calibration(**changed)), encoding="utf-8")
