@@ -167,6 +167,10 @@ def _unknown_gpu(name: str) -> UnknownNameError:
     count, one = _several(name)
     if count:
         return UnknownNameError("GPU", name, [], more=f"for {count} of them: --gpu {one} -tp {count}; or {more}")
+    if _is_size(name):
+        return UnknownNameError("GPU", name, [], more=f"for a card of that size: --gpu-memory {name.strip()}")
+    if "," in name and all(len(_lookup_gpu(part)) == 1 for part in name[:200].split(",")):
+        return UnknownNameError("GPU", name, [], more=f"one at a time; side by side: kvplan sweep --vary gpu={name}")
     return _unknown("GPU", name, name, GPUS, GPU_NAMES, more, "? or ")
 
 
@@ -187,6 +191,16 @@ def _unknown(
     shown = UnknownNameError(what, name, [], more=hint)
     shown.near = near[:5]
     return shown
+
+
+def _is_size(name: str) -> bool:
+    """Whether a text says how large a card is: 24GB."""
+    from kvplan.units import parse_size  # only on the error path
+
+    try:
+        return parse_size(name[:40], "--gpu") > 0
+    except InputError:
+        return False
 
 
 def _several(name: str) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ def fit_report(plain: Plain, *, every: bool = False) -> Document:
     if said := list(dict.fromkeys(text for row in (*rows, *plain["front"]) for text in row["warnings"])):
         parts.append(Notes(said, title="The engines say"))
     if rows:
-        parts.append(Notes([f"kvplan plan {inputs['source']} {rows[0]['flags']}"], title=_plan_title(rows[0])))
+        line = f"kvplan plan {shlex.quote(inputs['source'])} {rows[0]['flags']}"
+        parts.append(Notes([line], title=_plan_title(rows[0]), verbatim=True))
     return parts
 
 

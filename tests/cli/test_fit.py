@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from pathlib import Path
 
 import jsonschema
@@ -127,4 +128,15 @@ def test_the_ways_are_a_table_at_80_columns(run: Run, monkeypatch: pytest.Monkey
                "--format", "table")  # fmt: skip
     head = next(line for line in done.out.splitlines() if "GPUs  layout" in line)
     assert "TPOT" in head
-    assert max(map(len, done.out.splitlines())) <= 80
+    *lines, _ = done.out.splitlines()  # the last is for pasting, and the terminal's to break
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("form", ["text", "table"])
+def test_the_plan_that_is_named_can_be_pasted(run: Run, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    typed = "vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2 --max-model-len 8K"
+    line = run("fit", typed, "--gpu", "l4", "--format", form).out.splitlines()[-1]
+    words = shlex.split(line)
+    assert words[:3] == ["kvplan", "plan", typed]
+    assert "fits" in run(*words[1:], "--format", "text").out

@@ -19,6 +19,8 @@ TWO = "--gpu l40s -tp 2"
         *(((*PLAN, "--gpu", name), "unknown GPU", TWO)
           for name in ("2xl40s", "2x l40s", "2 x L40S", "l40s:2", "l40sx2", "l40s*2", "l40s,l40s")),
         ((*PLAN, "--gpu", "2"), "unknown GPU '2'", "--gpu NAME -tp 2"),
+        ((*PLAN, "--gpu", "24GB"), "unknown GPU '24GB'", "for a card of that size: --gpu-memory 24GB"),
+        ((*PLAN, "--gpu", "l40s,h100-sxm"), "unknown GPU", "kvplan sweep --vary gpu=l40s,h100-sxm"),
         ((*PLAN, "--gpu", "l40s", "--gpu", "l40s"), "--gpu: is there twice", "-tp 2"),
         ((*PLAN, "--num-gpus", "2"), "'--num-gpus'", "it is called --tensor-parallel-size here"),
         ((*PLAN, "--hf-overrides", "{}"), "'--hf-overrides'", 'kvplan plan "vllm serve MODEL --hf-overrides ..."'),

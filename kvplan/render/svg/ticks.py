@@ -51,7 +51,7 @@ def _linear(axis: Axis, known: list[float], most: int) -> Scale:
     if axis.unit in ("count", "tokens"):
         step = max(1.0, step)
     low = floor(low / step + 1e-9) * step if axis.low is None else low
-    high = ceil(top / step - 1e-9) * step if axis.high is None else top
+    high = max(low + step, ceil(top / step - 1e-9) * step) if axis.high is None else top  # also of what is next to none
     first = ceil(low / step - 1e-9)
     ticks = [i * step for i in range(first, floor(high / step + 1e-9) + 1)]
     return Scale(axis, low, high, tuple((t, _tick(axis.unit, t, base, step)) for t in ticks))
