@@ -14,10 +14,13 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kvplan.errors import KvplanError
+from kvplan.errors import InputError, KvplanError
 
 if TYPE_CHECKING:
     import typer
+
+_SHOWS = frozenset({"--help", "-h", "--version"})
+"""Words that print a text whatever stands beside them."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -36,6 +39,8 @@ def main(args: Sequence[str] | None = None) -> int:
     from kvplan.cli.output import mute_stdout, report
 
     try:
+        if sys.stdout is None and (not words or not _SHOWS.isdisjoint(words)):
+            raise InputError("standard output is closed", hint="leave it open")  # typer would print to nobody
         status = typer.main.get_command(app).main(args=words, prog_name="kvplan", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except (KeyboardInterrupt, typer.Abort):

@@ -105,8 +105,12 @@ def test_a_full_disk_behind_standard_output_is_said(words: tuple[str, ...], fold
 
 
 @pytest.mark.parametrize(
-    "words", [PLAN, (*PLAN, "--json"), ("sweep", "llama-3.1-8b", "--vary", "tp=1,2", "--format=csv")]
-)
+    "words",
+    [
+        PLAN, (*PLAN, "--json"), ("sweep", "llama-3.1-8b", "--vary", "tp=1,2", "--format=csv"), (), ("--version",),
+        ("validate", "--help"), ("models", "-h"),
+    ],
+)  # fmt: skip
 def test_a_closed_standard_output_is_said(words: tuple[str, ...]) -> None:
     assert "standard output is closed" in refused(kvplan(*words, shell='exec "$@" >&-'))
 
@@ -115,7 +119,7 @@ def test_closed_streams_do_no_harm(folder: Path) -> None:
     assert kvplan("plan", "llama-3.1-8b", "--json", shell='exec "$@" <&- 2>&-').status == 0
     assert kvplan("plan", "no-such-model", shell='exec "$@" 2>&-') == Done(2, b"", "")
     assert "standard input" in refused(kvplan("log", "-", shell='exec "$@" <&-'))
-    assert kvplan("check", "--help", shell='exec "$@" <&- >&- 2>&-').status == 0
+    assert kvplan("check", "--help", shell='exec "$@" <&- >&- 2>&-') == Done(2, b"", "")
 
 
 @pytest.mark.parametrize("name", ["plan.json", "plan.html", "plan.md"])
