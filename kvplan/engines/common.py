@@ -231,3 +231,8 @@ def attention_weights_term(stage: Stage, model: ModelSpec, groups: int) -> Term:
     extra = held * (groups - 1) * fmt.block_bytes // fmt.block_elements
     name, source = "attention weights of DP attention", "every group holds its own"
     return Term(name, "weights", extra, extra * 3 // 4, extra * 5 // 4, "modelled", source)
+
+
+def vision_parameters(model: ModelSpec) -> int:
+    """Parameters of the image encoder; 0: none."""
+    return max((t.parameters for t in model.towers if t.name == "vision"), default=0)

@@ -10,8 +10,9 @@ import pytest
 from kvplan import load_gpu, load_model
 from kvplan.engines import get_engine
 from kvplan.engines.base import Settings
+from kvplan.engines.common import vision_parameters
 from kvplan.engines.vllm.backends import forced_block
-from kvplan.engines.vllm.budget_activation import encoder_peaks, vision_parameters
+from kvplan.engines.vllm.budget_activation import encoder_peaks
 from kvplan.engines.vllm.states import state_dtypes
 from kvplan.engines.vllm.versions import CHANGES
 from kvplan.errors import InputError, UnsupportedError

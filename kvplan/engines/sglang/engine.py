@@ -17,6 +17,7 @@ from kvplan.engines.common import (
     no_context_parallel,
     plain_formats,
     positive,
+    vision_parameters,
     whole_number,
 )
 from kvplan.engines.common import share as as_share
@@ -125,7 +126,7 @@ class Sglang(VersionedEngine):
                 latent=any(m.kind == "mla" for _, m in model.mixers()),
             )
             share, why = fraction.static_fraction(mib, reserved), f"{reserved:,.0f} of {mib:,} MiB are reserved"
-            if encoder := fraction.encoder_parameters(model):
+            if encoder := vision_parameters(model):
                 factor = fraction.encoder_factor(encoder, self.version)
                 share, why = round(share * factor, 4), f"{why}, times {factor:.4f} for the encoder"
             found["mem_fraction_static"] = (share, f"{why} ({source})")
@@ -163,7 +164,7 @@ class Sglang(VersionedEngine):
         warnings = check_length(settings, self.longest_context(model), self.version)
         if not self._window_pool(model) and any(s.window for _, m in model.mixers() for s in m.streams()):
             warnings.append(f"SGLang {self.version} holds the windowed layers of {model.id} at full length")
-        if fraction.encoder_parameters(model) and "mem_fraction_static" in settings.defaults:
+        if vision_parameters(model) and "mem_fraction_static" in settings.defaults:
             warnings.append("the smaller share of multimodal models is reckoned from the parameters of their encoder")
         return warnings
 
@@ -392,9 +393,7 @@ class Sglang(VersionedEngine):
             cells = tokens + page
             if k or v:
                 found.append(CachePool(kind, cells, cells // page, cells * (k + v), cells * k, cells * v))
-        slots = pools.slots + pools.padding_slots
-        if one.state:
-            found.append(
-                CachePool("recurrent", slots, None, slots * one.state, slots * one.conv, slots * one.recurrent)
-            )
+        slots, state = pools.slots + pools.padding_slots, one.state
+        if state:
+            found.append(CachePool("recurrent", slots, None, slots * state, slots * one.conv, slots * one.recurrent))
         return Allocation.of(found)

@@ -6,12 +6,7 @@ Read in ``python/sglang/srt/server_args.py`` of SGLang 0.4.9, 0.5.2, 0.5.6, 0.5.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kvplan.engines.versions import at_least
-
-if TYPE_CHECKING:
-    from kvplan.spec.model import ModelSpec
 
 FORMULA_SINCE = "0.5.6"
 """Before: a fixed reserve by size of card (0.4.9 and 0.5.2)."""
@@ -99,11 +94,6 @@ def _by_class(gpu_mib: int, ranks: int) -> float:
 def static_fraction(gpu_mib: int, reserved: float) -> float:
     """``mem_fraction_static``, rounded as SGLang rounds it."""
     return round((gpu_mib - reserved) / gpu_mib, 3)
-
-
-def encoder_parameters(model: ModelSpec) -> int:
-    """Parameters of the image encoder; 0: none."""
-    return max((t.parameters for t in model.towers if t.name == "vision"), default=0)
 
 
 def encoder_factor(parameters: int, version: str) -> float:

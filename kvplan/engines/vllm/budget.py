@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from kvplan.engines.base import Settings, Stage, Term
 from kvplan.engines.vllm import budget_activation as activation
 from kvplan.engines.vllm import budget_outside as outside
-from kvplan.engines.vllm import budget_versions as versions
+from kvplan.engines.vllm import budget_versions, speculation
 from kvplan.engines.vllm import budget_weights as loaded
-from kvplan.engines.vllm import speculation
 from kvplan.engines.vllm.budget_sparse import loaded_term, sparse_workspace
 from kvplan.engines.vllm.runner import runner as which_runner
 from kvplan.units import GIB, MIB
@@ -46,9 +45,9 @@ def terms(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, bloc
     """
     draft = speculation.of(settings)
     ahead = speculation.tokens_ahead(draft, len(model.draft_layers)) if draft else 0
-    runner = which_runner(model, settings, versions.version_of(settings))
+    runner = which_runner(model, settings, budget_versions.version_of(settings))
     rows, _ = activation.rows_and_tokens(settings)
-    path = versions.sampler(settings, gpu, runner, rows)
+    path = budget_versions.sampler(settings, gpu, runner, rows)
     found = [
         loaded.rope_term(stage, model, settings),
         loaded.padding_term(stage, model, settings, gpu),
@@ -65,8 +64,8 @@ def terms(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, bloc
 
 
 def activation_term(
-    stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, runner: int, path: versions.Sampler, drafts: bool,
-    block_size: int,
+    stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, runner: int, path: budget_versions.Sampler,
+    drafts: bool, block_size: int,
 ) -> Term:  # fmt: skip
     """The peak of the profiling run: the largest of sampler, forward pass, encoder and compilation."""
     sampler = activation.sampler_peak(stage, model, settings, path, drafts)
@@ -86,7 +85,7 @@ def activation_term(
     return Term("activation peak", "activation", size, least, most, "modelled", source)
 
 
-def _inputs(model: ModelSpec, settings: Settings, runner: int, path: versions.Sampler, said: bool) -> str:
+def _inputs(model: ModelSpec, settings: Settings, runner: int, path: budget_versions.Sampler, said: bool) -> str:
     """What the peak was reckoned from, each thing once.
 
     Args:
@@ -102,7 +101,7 @@ def _inputs(model: ModelSpec, settings: Settings, runner: int, path: versions.Sa
 
 
 def kept_term(
-    stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, runner: int, path: versions.Sampler
+    stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec, runner: int, path: budget_versions.Sampler
 ) -> Term:
     """Buffers that the profile leaves behind: sampler states, rows of logits, the experts' workspace."""
     what, size = [], 0
@@ -130,8 +129,8 @@ def fragments_term(stage: Stage, model: ModelSpec, settings: Settings) -> Term |
     After a cold start that block is the copy of the embedding (0.31 releases it: ``_scoped_allocator_max_split``
     around the profile).
     """
-    version = versions.version_of(settings)
-    if not versions.CONSUMED_FROM_DEVICE <= version < versions.FRAGMENTS_RELEASED:
+    version = budget_versions.version_of(settings)
+    if not budget_versions.CONSUMED_FROM_DEVICE <= version < budget_versions.FRAGMENTS_RELEASED:
         return None
     compiling = activation.compile_peak(stage, model, settings, vocab_rows(model, settings))
     source = "a block freed after a cold compilation and partly used again; 0 with a warm compile cache"
@@ -144,7 +143,7 @@ def _workspace(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpec)
 
 def workspace_kept(settings: Settings) -> bool:
     """Whether the experts' workspace outlives the profile, and so adds to whatever is the peak."""
-    return versions.version_of(settings) >= versions.EXPERT_WORKSPACE_KEPT
+    return budget_versions.version_of(settings) >= budget_versions.EXPERT_WORKSPACE_KEPT
 
 
 def vocab_rows(model: ModelSpec, settings: Settings) -> int:

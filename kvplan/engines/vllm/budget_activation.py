@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.engines.vllm import budget_versions as versions
+from kvplan.engines.common import vision_parameters
+from kvplan.engines.vllm import budget_versions
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Settings, Stage
@@ -33,13 +34,13 @@ Qwen2 and Qwen2.5: 12,845,056 pixels of 28 x 28; Qwen3 and later: 16,777,216 of 
 Gemma 3: 256 a picture; Gemma 4: a video of 2,496 (the same line of its log)."""
 PATCHES_PER_TOKEN = 4
 """Encoders merge 2 x 2 patches into a token (Qwen, Pixtral; others merge more)."""
-EXPANDED_ITEMS: versions.Version = (0, 11, 0)
+EXPANDED_ITEMS: budget_versions.Version = (0, 11, 0)
 """In this release every item's encoder output is expanded to the whole budget."""
 MLA_ROWS = 65536
 """Cap of the context rows that MLA prefill rebuilds at once."""
-ONE_BLOCK: versions.Version = (0, 28, 0)
+ONE_BLOCK: budget_versions.Version = (0, 28, 0)
 """Since this release that chunk may have less than a block for every running sequence."""
-SPARSE_CHUNKS: versions.Version = (0, 16, 0)
+SPARSE_CHUNKS: budget_versions.Version = (0, 16, 0)
 """Since this release the layer, not its backend, allocates the chunk, and sparse attention does so too."""
 
 
@@ -58,7 +59,9 @@ def rows_and_tokens(settings: Settings) -> tuple[int, int]:
     return min(batched, settings.max_num_seqs or 0), batched
 
 
-def sampler_peak(stage: Stage, model: ModelSpec, settings: Settings, path: versions.Sampler, drafts: bool) -> Peak:
+def sampler_peak(
+    stage: Stage, model: ModelSpec, settings: Settings, path: budget_versions.Sampler, drafts: bool
+) -> Peak:
     """Logits and their copies for every row, the final hidden states and the picked rows. Last stage only."""
     if not stage.last:
         return Peak("sampler", 0, 0, 0)
@@ -116,7 +119,7 @@ def latent_prefill_bytes(stage: Stage, settings: Settings, block_size: int) -> i
 
     Source: vLLM 0.11.0 to 0.33.0 ``MLACommonImpl`` and ``MLAAttention``, ``determine_chunked_prefill_workspace_size``.
     """
-    version, seqs, peak = versions.version_of(settings), settings.max_num_seqs or 0, 0
+    version, seqs, peak = budget_versions.version_of(settings), settings.max_num_seqs or 0, 0
     for name in stage.spec.layer_counts:
         for mixer in stage.spec.blocks[name].mixers:
             if mixer.kind == "mla":
@@ -151,7 +154,11 @@ def expert_workspace(stage: Stage, model: ModelSpec, settings: Settings, gpu: Gp
         fmt: the format the routed experts are stored in.
     """
     shared = beside = 0
-    deep = fmt == "fp8_block" and major(gpu) in (9, 10) and versions.version_of(settings) >= versions.DEEP_GEMM
+    deep = (
+        fmt == "fp8_block"
+        and major(gpu) in (9, 10)
+        and budget_versions.version_of(settings) >= budget_versions.DEEP_GEMM
+    )
     for name in stage.spec.layer_counts:
         for ffn in stage.spec.blocks[name].ffns:
             if not getattr(ffn, "experts", None):
@@ -170,11 +177,6 @@ def encoder_off(model: ModelSpec, settings: Settings) -> bool:
     """Whether no encoder is profiled: a text model, ``--language-model-only`` or ``--skip-mm-profiling``."""
     asked = settings.extra.get("language_model_only") or settings.extra.get("skip_mm_profiling")
     return bool(asked) or not vision_parameters(model)
-
-
-def vision_parameters(model: ModelSpec) -> int:
-    """Parameters of the image encoder; 0: none."""
-    return max((t.parameters for t in model.towers if t.name == "vision"), default=0)
 
 
 ENCODER_SQUARES = 310
@@ -199,7 +201,7 @@ def encoder_peaks(stage: Stage, model: ModelSpec, settings: Settings) -> tuple[P
     budget = max(batched, item)
     hidden = int((vision_parameters(model) / ENCODER_SQUARES) ** 0.5)
     per_token = PATCHES_PER_TOKEN * 2 * (2 * hidden * 15 // 4 + 3 * hidden)
-    items = -(-budget // item) if item and versions.version_of(settings) == EXPANDED_ITEMS else 1
+    items = -(-budget // item) if item and budget_versions.version_of(settings) == EXPANDED_ITEMS else 1
     held = items * budget * model.hidden_size * 2
     most = max(budget, item or QWEN_ITEM)
     return Peak("encoder", budget * per_token, batched * per_token // 2, most * per_token * 5 // 4), held
@@ -210,9 +212,9 @@ def compile_peak(stage: Stage, model: ModelSpec, settings: Settings, vocab_rows:
 
     Models that take images embed their tokens outside the compiled graph: they have none.
     """
-    version = versions.version_of(settings)
+    version = budget_versions.version_of(settings)
     outside = bool(model.towers) and not settings.extra.get("language_model_only")
-    if settings.enforce_eager or version < versions.COLD_COMPILE or not stage.first or outside:
+    if settings.enforce_eager or version < budget_versions.COLD_COMPILE or not stage.first or outside:
         return Peak("compilation", 0, 0, 0)
     size = 2 * vocab_rows * model.embedding_width
     known = settings.extra.get("compile_cache")

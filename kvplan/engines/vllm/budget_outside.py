@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.engines.base import Term
-from kvplan.engines.vllm import budget_versions as versions
+from kvplan.engines.vllm import budget_versions
 from kvplan.engines.vllm.budget_activation import major
 from kvplan.units import GIB, MIB
 
@@ -69,11 +69,11 @@ TOGETHER = _mib(553, 250, 1100)
 
 def outside_level(settings: Settings, gpu: GpuSpec) -> tuple[Level, str]:
     """(bytes outside torch, where the figure comes from)."""
-    version, new = versions.version_of(settings), major(gpu) >= 9
+    version, new = budget_versions.version_of(settings), major(gpu) >= 9
     together = settings.tensor_parallel_size > 1 or settings.pipeline_parallel_size > 1
     pairs = gpu.interconnect_bridge and settings.tensor_parallel_size > 2  # the others are reached over PCIe
     nvlink = gpu.interconnect == "nvlink" and not pairs
-    if version < versions.SNAPSHOT_FIRST:
+    if version < budget_versions.SNAPSHOT_FIRST:
         base = BEFORE_SNAPSHOTS
         more = NCCL_BYTES if together and nvlink and new else TOGETHER_OLD.typical if together else 0
         level = Level(base.typical + more, base.low + more // 2, base.high + more)
@@ -81,15 +81,15 @@ def outside_level(settings: Settings, gpu: GpuSpec) -> tuple[Level, str]:
     if not together:
         if gpu.vendor == "amd":
             return ALONE_AMD, "logs of two AMD devices, 0.27 and 0.29"
-        if major(gpu) == 12 and version >= versions.SNAPSHOT_AFTER_NCCL:
+        if major(gpu) == 12 and version >= budget_versions.SNAPSHOT_AFTER_NCCL:
             return ALONE_SM12, "logs of single RTX 5090, 0.28 to 0.30"
-        if version >= versions.COLD_COMPILE:
+        if version >= budget_versions.COLD_COMPILE:
             return ALONE_LATER, "logs of single GPUs, 0.19 to 0.31"
         if new:
             return ALONE_NEW, "logs of single H100, 0.11"
         return ALONE_OLD, "logs of single A100, A6000 and RTX 3090, 0.10 to 0.15"
     doublings = max(0, settings.tensor_parallel_size.bit_length() - 2) if new and nvlink else 0
-    if version < versions.SNAPSHOT_AFTER_NCCL:
+    if version < budget_versions.SNAPSHOT_AFTER_NCCL:
         if new and nvlink:
             why = "NCCL measured on two H200; the snapshot came before it until 0.11"
             return _more(TOGETHER_NVLINK_OLD, 2 * doublings * PEER_BYTES), why
@@ -120,31 +120,31 @@ def capture_sizes(settings: Settings, gpu: GpuSpec, drafts: int = 0) -> list[int
     batches that decode with all their drafts; an asked ceiling adds none of the latter.
     Source: vLLM ``vllm/config/vllm.py``, ``_set_cudagraph_sizes`` (0.11.0: ``vllm/config/__init__.py``).
     """
-    release, seqs = versions.version_of(settings), settings.max_num_seqs or 0
+    release, seqs = budget_versions.version_of(settings), settings.max_num_seqs or 0
     asked = settings.extra.get("max_cudagraph_capture_size")
-    each = 1 + (drafts if release >= versions.DRAFTS_WIDEN_GRAPHS else 0)
-    limit = 1024 if major(gpu) == 10 and release >= versions.WIDER_GRAPHS else 512
+    each = 1 + (drafts if release >= budget_versions.DRAFTS_WIDEN_GRAPHS else 0)
+    limit = 1024 if major(gpu) == 10 and release >= budget_versions.WIDER_GRAPHS else 512
     given = asked if isinstance(asked, int) and asked > 0 else None
     ceiling = given or min(2 * seqs * each, limit)
     tokens = settings.max_num_batched_tokens or ceiling
     top = max(1, min(ceiling, tokens))
-    single = settings.extra.get("performance_mode") == "interactivity" and release >= versions.SINGLE_GRAPHS
+    single = settings.extra.get("performance_mode") == "interactivity" and release >= budget_versions.SINGLE_GRAPHS
     found = _ladder(top, release, single)
-    if release < versions.FINE_GRAPH_SIZES:  # these are captured whatever the ceiling
+    if release < budget_versions.FINE_GRAPH_SIZES:  # these are captured whatever the ceiling
         found |= {size for size in (1, 2, 4) if size <= tokens}
-    if tokens <= ceiling and release >= versions.STEP_GRAPHS:
+    if tokens <= ceiling and release >= budget_versions.STEP_GRAPHS:
         found.add(tokens)
-    if not given and drafts and release >= versions.DRAFT_GRAPHS:
+    if not given and drafts and release >= budget_versions.DRAFT_GRAPHS:
         most = min(seqs, limit)
         found |= {n * each for n in (*_ladder(most, release), most) if n * each <= top}
-    elif not given and release >= versions.FULL_BATCH_GRAPHS and seqs <= top:
+    elif not given and release >= budget_versions.FULL_BATCH_GRAPHS and seqs <= top:
         found.add(seqs)
     return sorted(found)
 
 
-def _ladder(top: int, release: versions.Version, single: bool = False) -> set[int]:
+def _ladder(top: int, release: budget_versions.Version, single: bool = False) -> set[int]:
     """1, 2, 4 (or each up to 32) and the steps above, up to `top`."""
-    step = 16 if release >= versions.FINE_GRAPH_SIZES else 8
+    step = 16 if release >= budget_versions.FINE_GRAPH_SIZES else 8
     small = range(1, 33) if single else (1, 2, 4)
     return {size for size in (*small, *range(8, min(top + 1, 256), 8), *range(256, top + 1, step)) if size <= top}
 
@@ -153,7 +153,7 @@ def graph_count(settings: Settings, gpu: GpuSpec, drafts: int = 0) -> int:
     """Graphs captured: one a size, and one more for each size that a decode batch can have."""
     sizes = capture_sizes(settings, gpu, drafts)
     full = len([s for s in sizes if s <= (settings.max_num_seqs or 0) * (1 + drafts)])
-    return len(sizes) + (full if versions.version_of(settings) >= versions.GRAPH_MODES else 0)
+    return len(sizes) + (full if budget_versions.version_of(settings) >= budget_versions.GRAPH_MODES else 0)
 
 
 def graph_term(stage: Stage, settings: Settings, gpu: GpuSpec, runner: int, drafts: int) -> Term:
@@ -162,7 +162,7 @@ def graph_term(stage: Stage, settings: Settings, gpu: GpuSpec, runner: int, draf
         return Term("CUDA graphs", "cuda_graph", 0, 0, 0, "exact", "eager mode captures none")
     count = graph_count(settings, gpu, drafts)
     size = GRAPH_BASE_BYTES + GRAPH_BYTES_PER_LAYER * stage.spec.num_layers * count
-    if not versions.graphs_charged(settings, gpu, runner):
+    if not budget_versions.graphs_charged(settings, gpu, runner):
         why = (
             f"not charged by {settings.engine_version} (V{runner} runner): "
             f"about {size / GIB:.2f} GiB come out of the share withheld"

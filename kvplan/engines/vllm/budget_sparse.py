@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.engines.base import Term
-from kvplan.engines.vllm import budget_versions as versions
+from kvplan.engines.vllm import budget_versions
 from kvplan.spec.formats import get_format
 from kvplan.units import MIB
 
@@ -26,8 +26,8 @@ GATHERED_KEYS, GATHERED_ROWS = 40, 5
 KEY_SCALE_BYTES = 4
 LOGITS_BYTES = 512 * MIB
 """``VLLM_SPARSE_INDEXER_MAX_LOGITS_MB``: index logits of one chunk, which the profile allocates and frees."""
-LOGITS_PROFILED: versions.Version = (0, 19, 0)
-DECODE_LOGITS_ON_ROCM: versions.Version = (0, 23, 0)
+LOGITS_PROFILED: budget_versions.Version = (0, 19, 0)
+DECODE_LOGITS_ON_ROCM: budget_versions.Version = (0, 23, 0)
 """From here AMD devices reserve fp32 logits of every batched token over the whole context."""
 V4_REQUESTS = 4
 """Requests whose compressed entries DeepSeek-V4 gathers at once (``PREFILL_CHUNK_SIZE``)."""
@@ -44,8 +44,8 @@ class Sparse(NamedTuple):
 
 def sparse_workspace(stage: Stage, settings: Settings, gpu: GpuSpec) -> Sparse:
     """The largest layer's reservation; zeros where no layer keeps index keys or compressed entries."""
-    version = versions.version_of(settings)
-    if version < versions.EXPERT_WORKSPACE_KEPT:
+    version = budget_versions.version_of(settings)
+    if version < budget_versions.EXPERT_WORKSPACE_KEPT:
         return Sparse(0, 0)
     most, indexed = 0, False
     for name in stage.spec.layer_counts:
@@ -66,7 +66,7 @@ def sparse_workspace(stage: Stage, settings: Settings, gpu: GpuSpec) -> Sparse:
 
 _SIXTEEN_BITS = ("compressor", "indexer_compressor", "indexer_weights")
 """Weights of DeepSeek-V4 that are held in 16 bits whatever the checkpoint's format (``quant_config=None``)."""
-_HIDDEN_ALWAYS_UNTIL: versions.Version = (0, 27, 0)
+_HIDDEN_ALWAYS_UNTIL: budget_versions.Version = (0, 27, 0)
 """Before, DeepSeek-V4 keeps the residual streams of every batched token for a draft, with or without one."""
 
 
@@ -84,7 +84,7 @@ def loaded_term(stage: Stage, model: ModelSpec, settings: Settings, drafts: bool
         what.append(f"4 B x {batched:,} tokens x {topk:,} chosen entries")
     if any(m.kind == "compressed" for _, m in mixers):
         streams = next((t.shape[0] for t in model.tensors if t.name == "hyper_head"), 1)
-        if stage.last and (drafts or versions.version_of(settings) < _HIDDEN_ALWAYS_UNTIL):
+        if stage.last and (drafts or budget_versions.version_of(settings) < _HIDDEN_ALWAYS_UNTIL):
             size += 2 * batched * streams * model.hidden_size
             what.append(f"2 B x {batched:,} tokens x {streams} residual streams of {model.hidden_size:,}")
         wide = sum(n * t.elements for n, m in mixers for t in m.tensors(model.hidden_size) if t.name in _SIXTEEN_BITS)

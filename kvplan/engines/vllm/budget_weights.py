@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.engines.base import Term
 from kvplan.engines.vllm import budget_activation as activation
-from kvplan.engines.vllm import budget_versions as versions
+from kvplan.engines.vllm import budget_versions
 from kvplan.engines.vllm.layers import V4_ROPE
 from kvplan.spec.formats import get_format
 
@@ -84,7 +84,7 @@ def mxfp4_backend(gpu: GpuSpec) -> str:
     return "triton" if generation == 9 else "flashinfer" if generation == 10 else "marlin"
 
 
-def mxfp4_bytes(backend: str, wide: int, hidden: int, version: versions.Version = (0, 33, 0)) -> int:
+def mxfp4_bytes(backend: str, wide: int, hidden: int, version: budget_versions.Version = (0, 33, 0)) -> int:
     """Bytes of one gated expert's three matrices as `backend` pads them, scales (one byte per 32) included.
 
     Marlin rounds the width on this rank up to 128 and the hidden size to 256; FlashInfer both to 256;
@@ -105,7 +105,7 @@ def padding_term(stage: Stage, model: ModelSpec, settings: Settings, gpu: GpuSpe
     """What MXFP4 experts grow by when they are loaded; None: the experts are in another format."""
     if expert_format(model, settings) != "mxfp4":
         return None
-    backend, version = mxfp4_backend(gpu), versions.version_of(settings)
+    backend, version = mxfp4_backend(gpu), budget_versions.version_of(settings)
     others = ("aiter", "rocm") if gpu.vendor == "amd" else ("triton", "marlin", "flashinfer")
     sums = dict.fromkeys(others, 0)
     for name, layers in stage.spec.layer_counts.items():
