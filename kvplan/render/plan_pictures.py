@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan.render.grid import Bar, Document
+from kvplan.render.report import memory_parts
 from kvplan.render.speed import TITLE as SPEED
 from kvplan.render.speed import duration, rate
 from kvplan.render.svg.parts import Axis, Bars, Chart, Mark, Picture, Piece, Series, Spot, Stack
@@ -12,10 +13,6 @@ from kvplan.units import gib
 
 Plain = dict[str, Any]
 
-_PARTS = (
-    ("weights", "weights_bytes"), ("activations", "activation_bytes"), ("CUDA graphs", "cuda_graph_bytes"),
-    ("outside torch", "runtime_bytes"), ("KV cache", "kv_bytes"),
-)  # fmt: skip
 BINARY = "(K = 1,024)"
 
 
@@ -61,7 +58,7 @@ def memory_bars(plan: Plain) -> Bars:
         stages.setdefault(row["pipeline_stage"], row)
     stacks = []
     for stage, row in stages.items():
-        pieces = [Piece(name, row[key], gib(row[key])) for name, key in _PARTS if row[key]]
+        pieces = [Piece(name, size, gib(size)) for name, size in memory_parts(row)]
         if row["unused_bytes"] > 0:
             pieces.append(Piece("unused", row["unused_bytes"], gib(row["unused_bytes"]), spare=True))
         label = f"stage {stage}" if len(stages) > 1 else plan["inputs"]["gpu"]

@@ -166,13 +166,23 @@ def tightest(plan: Plain) -> Plain:
     return row
 
 
-def _memory(plan: Plain) -> list[Part]:
-    row = tightest(plan)
+def memory_parts(row: Plain) -> list[tuple[str, int]]:
+    """(name, bytes) of what a rank's memory goes to, parts of no bytes left out.
+
+    What no allocator of the engine holds goes by the name of its term: not every engine is built on torch.
+    """
+    beside = [term["name"] for term in row["terms"] if term["part"] == "runtime" and term["bytes"]]
+    outside = " and ".join(beside[:2]) if len(beside) < 3 else f"{beside[0]} and {len(beside) - 1} more"
     cells = (
         ("weights", "weights_bytes"), ("activations", "activation_bytes"), ("CUDA graphs", "cuda_graph_bytes"),
-        ("outside torch", "runtime_bytes"), ("KV cache", "kv_bytes"),
+        (outside, "runtime_bytes"), ("KV cache", "kv_bytes"),
     )  # fmt: skip
-    segments = [Segment(name, row[key], gib(row[key])) for name, key in cells if row[key]]
+    return [(name, row[key]) for name, key in cells if row[key]]
+
+
+def _memory(plan: Plain) -> list[Part]:
+    row = tightest(plan)
+    segments = [Segment(name, size, gib(size)) for name, size in memory_parts(row)]
     if row["unused_bytes"] > 0:
         segments.append(Segment("unused", row["unused_bytes"], gib(row["unused_bytes"]), spare=True))
     ranks = len(plan["memory"])

@@ -10,6 +10,7 @@ from kvplan import load_gpu, load_model, plan
 from kvplan.planning.curves import curves
 from kvplan.planning.explain import explain
 from kvplan.render.explain_pictures import explain_pictures
+from kvplan.render.grid import Bar
 from kvplan.render.plan_pictures import memory_bars, plan_pictures
 from kvplan.render.report import plan_report
 from kvplan.render.svg import Bars, Chart, HeatMap
@@ -41,6 +42,21 @@ def test_the_pieces_of_memory_are_the_device(settings: dict[str, Any]) -> None:
     assert len(bars.stacks) == settings.get("pipeline_parallel_size", 1)
     for stack in bars.stacks:
         assert sum(p.value for p in stack.pieces) == pytest.approx(bars.total, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        ("vllm", "outside torch"), ("llama.cpp", "driver context"), ("sglang", "context, communication"),
+        ("tensorrt-llm", "outside torch and left free by free_gpu_memory_fraction"),
+    ],
+)  # fmt: skip
+def test_what_lies_outside_goes_by_the_name_of_its_term(engine: str, name: str) -> None:
+    made = plan("llama-3.1-8b", gpu="h200-sxm", engine=engine, max_model_len=8192).to_dict()
+    (stack,) = memory_bars(made).stacks
+    assert name in [piece.label for piece in stack.pieces]
+    (bar,) = [part for part in plan_report(made) if isinstance(part, Bar)]
+    assert [segment.label for segment in bar.segments] == [piece.label for piece in stack.pieces]
 
 
 def test_throughput_has_its_ridge_limit_and_ceiling() -> None:
