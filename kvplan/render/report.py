@@ -251,7 +251,8 @@ def _capacity(plan: Plain) -> list[Part]:
     dp = inputs["data_parallel_size"]
     rows: list[tuple[str, str, str]] = []
     if capacity["num_blocks"] is not None:
-        rows.append(("blocks", f"{capacity['num_blocks']:,}", f"of {capacity['block_size']} tokens"))
+        size = capacity["block_size"]
+        rows.append(("blocks", f"{capacity['num_blocks']:,}", f"of {size} token{'' if size == 1 else 's'}"))
     if capacity["kv_tokens"] is not None:
         rows.append(("tokens held", f"{capacity['kv_tokens']:,}", f"by the pool{_ends(capacity, 'kv_tokens')}"))
     if capacity["engine_reported_tokens"] is not None:

@@ -141,3 +141,17 @@ def test_the_way_to_a_longer_context_keeps_what_was_asked_for(run: Run) -> None:
     assert again.status == 0
     plain = json.loads(again.out)
     assert (plain["inputs"]["kv_cache_dtype"], plain["inputs"]["max_model_len"]) == ("fp8", 65_536)
+
+
+def test_the_way_to_a_longer_context_keeps_the_device(run: Run) -> None:
+    for model, card in (("qwen3-32b", ("--gpu-memory", "48GB")), ("llama-3.1-8b", ("--gpu", "l40s"))):
+        err = run("plan", model, *card, "-tp", "2", "--max-model-len", "200K", "--engine", "vllm@0.20.0").err
+        assert "--tensor-parallel-size 2 --max-model-len 204800 --hf-overrides" in err
+        card = tuple("48000000000B" if word == "48GB" else word for word in card)
+        assert err.rstrip().endswith(f"{' '.join(card)} --engine vllm@0.20.0")
+    err = run("plan", "qwen3-32b", "--gpu-memory", "48GB", "--max-model-len", "64K").err
+    assert err.rstrip().endswith("--gpu-memory 48000000000B")
+
+
+def test_one_token_is_one_token(run: Run) -> None:
+    assert "of 1 token\n" in run("plan", "llama-3.1-8b", "--gpu", "l40s", "--engine", "sglang").out

@@ -48,11 +48,14 @@ def stretching(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, limit:
 
     stated, original, most = YARN.get(model.architecture or "", (0, 1, 0))
     factor = -(-settings.max_model_len // original)
-    name = model.repo or model.id
+    more = ""
+    if gpu is not None:
+        more = f" --gpu-memory {gpu.device_bytes}B" if gpu.vendor == "custom" else f" --gpu {gpu.id}"
+    more += f" --engine vllm@{rules.name}" if rules.name != LATEST else ""
     if model.rope is not None or stated != limit or factor > most:
         return (
-            f"with the rope rule of the model's documentation as JSON, kvplan plan \"vllm serve {name} --max-model-len "
-            f"{settings.max_model_len} --hf-overrides 'JSON'\""
+            f"with the rope rule of the model's documentation as JSON, kvplan plan \"{asked(model, settings)} "
+            f"--hf-overrides 'JSON'\"{more}"
         )
     rule = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original}
     if rules.version >= (0, 12, 0):
@@ -61,8 +64,7 @@ def stretching(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, limit:
         keys = {"rope_scaling": rule, "max_position_embeddings": original * factor}
     given = f"{asked(model, settings)} {json_flag('--hf-overrides', keys)}"
     quoted = given.replace('"', '\\"')
-    more = f" --engine vllm@{rules.name}" if rules.name != LATEST else ""
-    return f'with YaRN as its documentation has it, kvplan plan "{quoted}"{f" --gpu {gpu.id}" if gpu else ""}{more}'
+    return f'with YaRN as its documentation has it, kvplan plan "{quoted}"{more}'
 
 
 def check_stages(model: ModelSpec, rules: Rules) -> None:
