@@ -80,6 +80,6 @@ ARGUMENTS: dict[str, Callable[[], Iterable[str]]] = {
     "models show": _models,
     "gpus show": _gpus,
     "engines": _engines,
-    "formats": lambda: [*_formats("cache")(), *_formats("weights")()],
+    "formats": lambda: dict.fromkeys((*_formats("cache")(), *_formats("weights")())),
 }
 """Command -> the names that complete its argument called ``name``."""

@@ -140,3 +140,12 @@ def test_the_plan_that_is_named_can_be_pasted(run: Run, form: str, monkeypatch: 
     words = shlex.split(line)
     assert words[:3] == ["kvplan", "plan", typed]
     assert "fits" in run(*words[1:], "--format", "text").out
+
+
+def test_a_gpu_of_a_file_is_named_by_the_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "my card.yaml"
+    known = (ROOT / "kvplan" / "data" / "gpus" / "nvidia" / "l40s.yaml").read_text(encoding="utf-8")
+    path.write_text(known.replace("id: l40s\n", "id: my-card\n").partition("aliases:")[0], encoding="utf-8")
+    (row,) = json.loads(run("fit", "llama-3.1-8b", "--gpu", str(path), "--json").out)["rows"]
+    assert row["gpu"] == "my-card"
+    assert run("plan", "llama-3.1-8b", *shlex.split(row["flags"]), "--format", "text").status == 0

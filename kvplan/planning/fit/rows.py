@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvplan.planning.fit.ask import Ask
     from kvplan.planning.fit.search import Candidate
     from kvplan.planning.workload import ServingFigures
+    from kvplan.spec.gpu import GpuSpec
 
 _ROUNDS = 3
 """Copies that are added where the screening was too kind by a rounding."""
@@ -91,7 +92,7 @@ def _row(
         device_bytes=gpus * each.gpu.device_bytes, kv_bytes=kv_bytes,
         prefill_utilization=serving.prefill_utilization or 0.0, confidence=each.gpu.confidence,
         speed_reported=traffic.calibration is not None or _reported(each, settings),
-        warnings=tuple(dict.fromkeys(warnings)), flags=_flags(each, given),
+        warnings=tuple(dict.fromkeys(warnings)), flags=_flags(each, given, ask),
     )  # fmt: skip
 
 
@@ -119,9 +120,19 @@ _SHORT = {
 _OFF = {"enable_prefix_caching": "--no-enable-prefix-caching"}
 
 
-def _flags(each: Candidate, given: dict[str, Any]) -> str:
+def _named(gpu: GpuSpec, ask: Ask) -> str:
+    """The name that finds a device: its id, or the file that it was read from."""
+    from kvplan.catalog import gpu_ids
+    from kvplan.sources import find_gpu
+
+    if gpu.id in gpu_ids():
+        return gpu.id
+    return next((name for name in ask.gpus if find_gpu(name).id == gpu.id), gpu.id)
+
+
+def _flags(each: Candidate, given: dict[str, Any], ask: Ask) -> str:
     """What to type for the plan of one copy."""
-    words = [f"--gpu {each.gpu.id}", f"--engine {each.case.engine}"]
+    words = [f"--gpu {_typed(_named(each.gpu, ask))}", f"--engine {each.case.engine}"]
     for name, value in given.items():
         flag = _SHORT.get(name, "--" + name.replace("_", "-"))
         if name == "price":
