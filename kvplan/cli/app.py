@@ -178,10 +178,9 @@ def _output_options(formats: Sequence[str]) -> list[TyperOption]:
     def option(*names: str, text: str, **settings: Any) -> TyperOption:
         return TyperOption(param_decls=list(names), help=text, rich_help_panel="Output", **settings)
 
+    default = "; a table on a terminal, else text" if len(formats) > 1 else ", whatever it is written to"
     return [
-        option(
-            "out_format", "--format", metavar="NAME", text=f"{', '.join(formats)}; a table on a terminal, else text"
-        ),
+        option("out_format", "--format", metavar="NAME", text=f"{', '.join(formats)}{default}"),
         option("out_json", "--json", is_flag=True, text="short for --format json", hidden="json" not in formats),
         option("out_file", "-o", "--output", metavar="FILE", text="write there, whole or not at all"),
         option("out_color", "--color", metavar="WHEN", text="auto, always or never; NO_COLOR and FORCE_COLOR count"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from typing import Any
 
 from typer.core import TyperOption
@@ -30,6 +31,7 @@ HARDWARE = (
     ),
 )  # fmt: skip
 
+_SIDE_BY_SIDE = "; all, or a list, sets them side by side"
 ENGINE = (
     Option(
         "engine",
@@ -37,7 +39,7 @@ ENGINE = (
         "text",
         "NAME[@VERSION]",
         f"{DEFAULT_ENGINE} (default), {', '.join(n for n in distinct() if n not in (DEFAULT_ENGINE, 'generic'))}, "
-        "generic (arithmetic alone); all, or a list, sets them side by side",
+        f"generic (arithmetic alone){_SIDE_BY_SIDE}",
     ),
     Option("weights", ("--weights",), "text", "FORMAT", "storage of the weights (default: what the checkpoint says)"),
 )
@@ -104,6 +106,11 @@ PLAN = (
     *llama_cpp.LMSTUDIO, *WORKLOAD, *READING,
 )  # fmt: skip
 """Every flag of ``kvplan plan``, in the order of its help."""
+
+
+def of_one_engine(options: Iterable[Option], without: Container[str]) -> tuple[Option, ...]:
+    """The flags of a verb that takes one engine at a time, but for some settings."""
+    return tuple(o._replace(help=o.help.removesuffix(_SIDE_BY_SIDE)) for o in options if o.setting not in without)
 
 
 def typer_option(option: Option) -> TyperOption:

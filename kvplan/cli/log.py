@@ -30,7 +30,7 @@ _OTHERS = ("calibration", "from_log")
 class LogVerb(flags.PlanVerb):
     """The planning flags, for what the log does not say, and those of the comparison."""
 
-    flags = (*LOG, *(o for o in flags.PLAN if o.setting not in _OTHERS))
+    flags = (*LOG, *flags.of_one_engine(flags.PLAN, _OTHERS))
 
 
 @app.command(cls=LogVerb)

@@ -56,7 +56,7 @@ _NOT_HERE = frozenset(
 class SimulateVerb(flags.PlanVerb):
     """The flags of a deployment, of a trace, and of how it is served."""
 
-    flags = (*TRACE, *OPTIONS, *SPREAD, *(o for o in flags.PLAN if o.setting not in _NOT_HERE))
+    flags = (*TRACE, *OPTIONS, *SPREAD, *flags.of_one_engine(flags.PLAN, _NOT_HERE))
     formats = (*PICTURED, *ROWS)
 
 

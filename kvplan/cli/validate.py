@@ -50,7 +50,7 @@ _NAMES = tuple(option.setting for option in PROBE)
 class ValidateVerb(flags.PlanVerb):
     """The planning flags, and those of the probe."""
 
-    flags = (*PROBE, *(o for o in flags.PLAN if o.setting not in _OTHERS))
+    flags = (*PROBE, *flags.of_one_engine(flags.PLAN, _OTHERS))
 
     def invoke(self, ctx: Any) -> Any:
         ctx.meta[_DEBUG] = ctx.params["out_debug"]

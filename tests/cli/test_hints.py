@@ -155,3 +155,16 @@ def test_the_way_to_a_longer_context_keeps_the_device(run: Run) -> None:
 
 def test_one_token_is_one_token(run: Run) -> None:
     assert "of 1 token\n" in run("plan", "llama-3.1-8b", "--gpu", "l40s", "--engine", "sglang").out
+
+
+def test_help_offers_several_engines_where_a_verb_takes_them(run: Run) -> None:
+    for verb in ("plan", "sweep", "compare"):
+        assert "sets them side by side" in " ".join(run(verb, "--help").out.split())
+    for verb in ("log", "simulate", "validate"):
+        words = " ".join(run(verb, "--help").out.split())
+        assert "--engine NAME" in words
+        assert "side by side" not in words.partition("Engine:")[2]
+
+
+def test_a_single_format_is_no_choice(run: Run) -> None:
+    assert "--format NAME text, whatever it is written to" in " ".join(run("completion", "--help").out.split())
