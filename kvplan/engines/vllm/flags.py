@@ -126,11 +126,13 @@ SERVED = (
     Option("logprobs_mode", ("--logprobs-mode",), "text", "MODE", "what is returned of the logits"),
 )
 """Flags that change the batches in flight, the runner or the hybrid manager: read off vLLM's own command line alone."""
+MOST_GRAPHED = 1 << 16
+"""Sequences in a batch that is captured, at most: beyond all that a device runs, and a list of sizes is made of it."""
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 
 
 def check_served(extra: dict[str, Any]) -> None:
-    """Refuse values of `SERVED` that vLLM does not take.
+    """Refuse values of `SERVED` that vLLM does not take, and batches to capture beyond reason.
 
     Raises:
         InputError: such a value; names the flag.
@@ -146,3 +148,7 @@ def check_served(extra: dict[str, Any]) -> None:
         raise InputError(
             f"{mode!r:.40} is no such mode", where="--performance-mode", hint=f"type {', '.join(PERFORMANCE_MODES)}"
         )
+    largest = extra.get("max_cudagraph_capture_size")
+    if isinstance(largest, int) and largest > MOST_GRAPHED:
+        where = "--max-cudagraph-capture-size"
+        raise InputError(f"{largest:,} is absurdly large", where=where, hint="check the digits")

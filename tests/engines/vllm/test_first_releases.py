@@ -15,7 +15,7 @@ from kvplan.engines import get_engine
 from kvplan.engines.vllm.budget_outside import capture_sizes
 from kvplan.engines.vllm.choices import FORMATS
 from kvplan.engines.vllm.connectors import HYBRID
-from kvplan.errors import KvplanError
+from kvplan.errors import InputError, KvplanError
 from kvplan.planning.settings import resolve
 
 CACHE_DTYPES = {
@@ -73,12 +73,20 @@ UP_TO_256 = [1, 2, 4, *range(8, 257, 8)]
         ("0.33.0", "h100-sxm", {"max_num_seqs": 64, "max_num_batched_tokens": 64}, [1, 2, 4, *range(8, 65, 8)]),
         ("0.33.0", "h100-sxm", {"max_cudagraph_capture_size": 20}, [1, 2, 4, 8, 16]),
         ("0.33.0", "h100-sxm", {"max_cudagraph_capture_size": 300}, [*UP_TO_256, 272, 288]),
+        ("0.33.0", "h100-sxm", {"max_cudagraph_capture_size": 1 << 16, "max_num_batched_tokens": 64},
+         [1, 2, 4, *range(8, 65, 8)]),
     ],
 )  # fmt: skip
 def test_batch_sizes_that_are_captured(release: str, gpu: str, given: dict[str, Any], sizes: list[int]) -> None:
     model, device, engine = load_model("llama-3.1-8b"), load_gpu(gpu), get_engine(f"vllm@{release}")
     settings, _ = resolve(model, device, engine, {"max_model_len": 64, **given})
     assert capture_sizes(settings, device) == sizes
+
+
+def test_batches_to_capture_beyond_reason_are_refused_at_once() -> None:
+    given = {"max_model_len": 64, "max_num_batched_tokens": 1 << 20, "max_cudagraph_capture_size": (1 << 16) + 1}
+    with pytest.raises(InputError, match="--max-cudagraph-capture-size: 65,537 is absurdly large"):
+        plan("llama-3.1-8b", gpu="h100-sxm", **given)
 
 
 def test_drafts_widen_the_batches_that_are_captured() -> None:
