@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.errors import InputError, SpecError, printable
+from kvplan.errors import InputError, KvplanError, SpecError, printable
 
 if TYPE_CHECKING:
     from kvplan.planning.calibration_schema import CalibrationFile, LineFile
@@ -98,21 +98,20 @@ def load_calibration(path: str, gpu: str | None = None) -> Calibration:
         InputError: no such file, a file of another GPU or of a CPU, or one that does not say what was measured.
         SpecError: not a calibration; says which field.
     """
+    from kvplan.sources.bounded import decode, read_bytes
+
+    hint = f"a calibration is a JSON object with schema {SCHEMA}"
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read(1 << 20)
-    except (OSError, ValueError) as error:
-        undecodable = isinstance(error, UnicodeDecodeError)
-        reason = "not UTF-8 text" if undecodable else getattr(error, "strerror", None) or "is not a file name"
+        text = decode(read_bytes(path, "", limit=1 << 20, what="calibration"), "", hint=hint)
+    except KvplanError as error:
+        reason = error.message.removeprefix("cannot be read: ")
         raise InputError(
             f"cannot read {printable(path)}: {reason}", where=FLAG, hint="give a file of kvplan validate --save"
         ) from None
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        raise SpecError(
-            "is not JSON", where=path, hint=f"a calibration is a JSON object with schema {SCHEMA}"
-        ) from None
+        raise SpecError("is not JSON", where=path, hint=hint) from None
     found = from_data(data, path)
     measured = found.gpu if found.gpu is not None or gpu is None else _named(found, gpu, path)
     if gpu is not None and measured is None and _catalogued(gpu):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator
 from typing import IO, NamedTuple
@@ -69,6 +70,8 @@ def read_log(path: str) -> Log:
                 raise ValueError("it is closed")
             return _read(sys.stdin.buffer, name)
         with open(os.path.expanduser(path), "rb") as file:
+            if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
+                raise ValueError("a device, which may never end")
             return _read(file, name)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

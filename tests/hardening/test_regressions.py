@@ -14,7 +14,8 @@ TRACE = str(Path(__file__).parents[1] / "data" / "traces" / "azure_59.csv")
     ("words", "said"),
     [
         (["log", "-"], "standard input"),
-        (["log", "/dev/zero"], "no engine's start-up lines"),
+        (["log", "/dev/zero"], "a device, which may never end"),
+        (["log", "/dev/urandom"], "a device, which may never end"),
         (["explain", "llama-3.1-8b", "--max-model-len", "1", "--no-cache"], "no token is generated"),
         (["completion", "zsh", "--json"], "is no data"),
         (["completion", "bash", "-o", "none/out"], "cannot write none/out"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvplan import plan
-from kvplan.errors import KvplanError, SpecError
+from kvplan.errors import InputError, KvplanError, SpecError
 from kvplan.planning.calibration import SCHEMA, from_data, load_calibration
 from kvplan.planning.plan import Plan
 
@@ -198,3 +199,10 @@ def test_fit_judges_the_measured_gpu_by_its_figures_and_the_others_by_stated_one
     stated, measured = times(), times(calibration=path)
     assert measured["h100-sxm"] == stated["h100-sxm"]
     assert measured["h200-sxm"] == planned(path, engine="vllm", max_model_len=1280).decode.seconds_per_step  # type: ignore[union-attr]
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="--calibration: cannot read .*: is not a regular file"):
+        load_calibration(str(path))
