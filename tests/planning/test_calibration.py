@@ -204,5 +204,5 @@ def test_fit_judges_the_measured_gpu_by_its_figures_and_the_others_by_stated_one
 def test_a_pipe_that_nobody_writes_to_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "pipe.json"
     os.mkfifo(path)
-    with pytest.raises(InputError, match="--calibration: cannot read .*: is not a regular file"):
+    with pytest.raises(InputError, match=r"--calibration: cannot read .*: is not a regular file"):
         load_calibration(str(path))
