@@ -77,27 +77,28 @@ def outside_level(settings: Settings, gpu: GpuSpec) -> tuple[Level, str]:
         base = BEFORE_SNAPSHOTS
         more = NCCL_BYTES if together and nvlink and new else TOGETHER_OLD.typical if together else 0
         level = Level(base.typical + more, base.low + more // 2, base.high + more)
-        return level, "context and NCCL count: no snapshot before 0.9"
+        return level, "context and NCCL count: no snapshot before vLLM 0.9"
     if not together:
         if gpu.vendor == "amd":
-            return ALONE_AMD, "logs of two AMD devices, 0.27 and 0.29"
+            return ALONE_AMD, "logs of vLLM 0.27 and 0.29 on two AMD devices"
         if major(gpu) == 12 and version >= budget_versions.SNAPSHOT_AFTER_NCCL:
-            return ALONE_SM12, "logs of single RTX 5090, 0.28 to 0.30"
+            return ALONE_SM12, "logs of vLLM 0.28 to 0.30 on single RTX 5090"
         if version >= budget_versions.COLD_COMPILE:
-            return ALONE_LATER, "logs of single GPUs, 0.19 to 0.31"
+            return ALONE_LATER, "logs of vLLM 0.19 to 0.31 on single GPUs"
         if new:
-            return ALONE_NEW, "logs of single H100, 0.11"
-        return ALONE_OLD, "logs of single A100, A6000 and RTX 3090, 0.10 to 0.15"
+            return ALONE_NEW, "logs of vLLM 0.11 on single H100"
+        return ALONE_OLD, "logs of vLLM 0.10 to 0.15 on single A100, A6000 and RTX 3090"
     doublings = max(0, settings.tensor_parallel_size.bit_length() - 2) if new and nvlink else 0
     if version < budget_versions.SNAPSHOT_AFTER_NCCL:
         if new and nvlink:
-            why = "NCCL measured on two H200; the snapshot came before it until 0.11"
+            why = "NCCL measured on two H200; the snapshot came before it until vLLM 0.11"
             return _more(TOGETHER_NVLINK_OLD, 2 * doublings * PEER_BYTES), why
-        return TOGETHER_OLD, "logs of two A100, 0.10.1"
+        return TOGETHER_OLD, "logs of vLLM 0.10.1 on two A100"
     if gpu.vendor == "amd":
         level = Level(*(one + two for one, two in zip(TOGETHER, ALONE_AMD, strict=True)))
         return level, "logs of two AMD devices, and a communicator as on two H100"
-    return _more(TOGETHER, doublings * PEER_BYTES), "logs of two H100, 0.11: a communicator opens after the snapshot"
+    why = "logs of vLLM 0.11 on two H100: a communicator opens after the snapshot"
+    return _more(TOGETHER, doublings * PEER_BYTES), why
 
 
 def _more(level: Level, size: int) -> Level:
