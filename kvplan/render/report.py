@@ -284,9 +284,10 @@ def _capacity(plan: Plain) -> list[Part]:
         for a in capacity["at"]
     ]
     per = " per replica" if dp > 1 else ""
+    note = "by the cache alone; the verdict says what stands in the way" if plan["verdict"]["fits"] is False else ""
     parts: list[Part] = [
         KeyValues(rows, title=f"Capacity{per}, {_basis(plan)}"),
-        Grid(columns, at, title=f"Requests by length{per}"),
+        Grid(columns, at, title=f"Requests by length{per}", note=note),
     ]
     if capacity["by_shared_prefix"]:
         from kvplan.render.prefix import prefix_grid

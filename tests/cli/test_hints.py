@@ -168,3 +168,9 @@ def test_help_offers_several_engines_where_a_verb_takes_them(run: Run) -> None:
 
 def test_a_single_format_is_no_choice(run: Run) -> None:
     assert "--format NAME text, whatever it is written to" in " ".join(run("completion", "--help").out.split())
+
+
+def test_what_the_cache_would_hold_is_no_promise_where_it_does_not_start(run: Run) -> None:
+    said = "by the cache alone; the verdict says what stands in the way"
+    assert said in run("plan", "qwen3-32b", "--gpu", "h100-sxm", "--format", "text").out
+    assert said not in run("plan", "qwen3-8b", "--gpu", "h100-sxm", "--format", "text").out
