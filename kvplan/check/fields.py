@@ -112,7 +112,8 @@ def _value(option: Option, node: Node) -> Any:
             raise InputError("is a list", hint="write one value")
         return option.read(",".join(child.text for child in value))
     if isinstance(value, bool):
-        raise InputError(f"{node.text} is no {option.metavar.lower()}", hint="put it in quotes if it is a name")
+        what = "number" if option.metavar == "N" else option.metavar.lower()
+        raise InputError(f"{node.text} is no {what}", hint="put it in quotes if it is a name")
     return option.read(node.text)
 
 

@@ -45,16 +45,13 @@ def get_engine(name: str = DEFAULT_ENGINE) -> Engine:
         UnknownNameError: no such engine.
         InputError: not a version, or one this engine's rules are not known for.
     """
-    if "," in name:
+    base, _, version = name.partition("@")
+    if "," in name or base.strip().lower() == "all":
+        first = printable(name.partition(",")[0].strip(), 30)
+        first = DEFAULT_ENGINE if base.strip().lower() == "all" or not first or first == "all" else first
         raise InputError(
             f"{printable(name, 60)!r} names several engines, where one is asked for", where="--engine",
-            hint=f"name one at a time, {printable(name.partition(',')[0].strip(), 30) or DEFAULT_ENGINE} first",
-        )  # fmt: skip
-    base, _, version = name.partition("@")
-    if base.strip().lower() == "all":
-        raise InputError(
-            "all is every engine, and stands alone", where="--engine",
-            hint=f"type --engine all, or name those you want: --engine {DEFAULT_ENGINE},sglang",
+            hint=f"name one at a time, {first} first",
         )  # fmt: skip
     try:
         module, attribute = ENGINES[base.lower()]

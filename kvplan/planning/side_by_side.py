@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.engines import distinct, get_engine
+from kvplan.engines import DEFAULT_ENGINE, distinct, get_engine
 from kvplan.engines.base import Change
 from kvplan.engines.versions import version_key
 from kvplan.errors import InputError, KvplanError
@@ -79,6 +79,11 @@ def engine_names(text: str) -> list[str]:
             hint="--engine vllm,sglang, or --engine all",
         )  # fmt: skip
     for name in names:
+        if name.partition("@")[0].strip().lower() == "all":
+            raise InputError(
+                "all is every engine, and stands alone", where="--engine",
+                hint=f"type --engine all, or name those you want: --engine {DEFAULT_ENGINE},sglang",
+            )  # fmt: skip
         get_engine(name)
     return names
 

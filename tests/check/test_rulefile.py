@@ -166,6 +166,7 @@ def test_the_machine_does_not_speak_through_the_engines_variables(
 
 EACH = [
     ("deployments: {a: {model: llama-9, gpu: h100-sxm}}", "2:26: unknown model 'llama-9' (did you mean"),
+    ("deployments: {a: {model: llama-3.1-8b, tp: true}}", "tp: true is no number"),
     ("deployments: {a: {model: llama-3.1-8b, gpu: h999}}", "2:45: unknown GPU 'h999'"),
     ("deployments: {a: {gpu: h100-sxm}}", "2:15: a says no model (give one of model, command, from)"),
     ("deployments: {a: {model: x, command: y z}}", "2:15: a has model and command"),

@@ -16,6 +16,17 @@ def test_all_stands_alone(text: str) -> None:
     assert "--engine all" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [("all", "vllm"), ("all@1", "vllm"), ("vllm,sglang", "vllm"), ("sglang,vllm", "sglang"), (",mlx", "vllm"),
+     ("all,mlx", "vllm")],
+)  # fmt: skip
+def test_where_one_is_asked_for_one_is_named(text: str, first: str) -> None:
+    with pytest.raises(InputError, match="where one is asked for") as caught:
+        get_engine(text)
+    assert caught.value.hint == f"name one at a time, {first} first"
+
+
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(UnknownNameError, match="foo") as caught:
         get_engine("foo")
