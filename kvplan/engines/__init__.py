@@ -47,11 +47,11 @@ def get_engine(name: str = DEFAULT_ENGINE) -> Engine:
     """
     base, _, version = name.partition("@")
     if "," in name or base.strip().lower() == "all":
-        first = printable(name.partition(",")[0].strip(), 30)
-        first = DEFAULT_ENGINE if base.strip().lower() == "all" or not first or first == "all" else first
+        first = name.partition(",")[0].strip()
+        one = DEFAULT_ENGINE if first.partition("@")[0].lower() in ("", "all") else printable(first, 30)
         raise InputError(
             f"{printable(name, 60)!r} names several engines, where one is asked for", where="--engine",
-            hint=f"name one at a time, {first} first",
+            hint=f"name one at a time, {one} first",
         )  # fmt: skip
     try:
         module, attribute = ENGINES[base.lower()]
