@@ -60,7 +60,7 @@ def load_gpu_file(path: str | os.PathLike[str]) -> GpuSpec:
     try:
         return cast(GpuSpec, _load(path, "gpu"))
     except SpecError as error:
-        error.hint = (error.hint or "").replace("kvplan models show ID", "kvplan gpus show ID")
+        error.hint = (error.hint or "").replace("kvplan models import ID", "kvplan gpus show ID --json")
         raise
 
 

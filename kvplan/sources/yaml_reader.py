@@ -62,7 +62,7 @@ def parse_yaml(text: str, name: str) -> tuple[Any, Positions]:
     except yaml.YAMLError as error:
         raise syntax_error(error, text, name) from None
     if node is None:
-        raise SpecError("the file is empty", where=name, hint="`kvplan models show ID` prints a spec to start from")
+        raise SpecError("the file is empty", where=name, hint="`kvplan models import ID` prints a spec to start from")
     walk = Walk(name)
     return walk.value(node, (), 0), walk.positions
 

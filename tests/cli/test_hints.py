@@ -66,8 +66,8 @@ MANIFEST = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec: {}
         ("kvplan.yaml", RULES, ("plan",), "kvplan.rules/1", "kvplan check"),
         ("deployment.yaml", MANIFEST, ("check",), "no rule file", "from: deployment.yaml"),
         ("bad.yaml", f"{RULES}    context: 8192\n", ("check",), "unknown key 'context'", "did you mean max-model-len?"),
-        ("empty.yaml", "", ("plan", "qwen3-32b", "--gpu"), "the file is empty", "kvplan gpus show"),
-        ("empty.yaml", "", ("plan",), "the file is empty", "kvplan models show"),
+        ("empty.yaml", "", ("plan", "qwen3-32b", "--gpu"), "the file is empty", "kvplan gpus show ID --json"),
+        ("empty.yaml", "", ("plan",), "the file is empty", "kvplan models import ID"),
         ("empty.gguf", "", ("plan",), "the file is empty", "downloaded whole"),
     ],
 )
