@@ -82,6 +82,8 @@ class Mamba2(CacheKind):
     conv_bias: bool = True
     norm: bool = True
     """A gated RMS norm over the inner width."""
+    chunk_size: int | None = None
+    """Tokens that the kernel scans at once; it changes no bytes, but some engines keep states at its multiples."""
     reference: ClassVar[str] = "state space duality, arXiv 2405.21060"
     kind: Literal["mamba2"] = "mamba2"
 

@@ -12,7 +12,7 @@ from published import FACTS
 from kvplan.errors import SpecError
 from kvplan.sources.hf.hybrids import HYBRIDS
 from kvplan.sources.hf.keys import Config, Layers
-from kvplan.sources.hf.known import TIED
+from kvplan.sources.hf.known import CLASS_DEFAULTS, TIED
 from kvplan.sources.hf.read import read_config
 from kvplan.spec.model import ModelSpec
 
@@ -27,9 +27,10 @@ KIND_OF = {
 
 
 def config(name: str) -> dict[str, Any]:
-    """A copy of a published configuration: the level that holds the layers."""
+    """A copy of a published configuration: the level that holds the layers, with what it leaves to its class."""
     whole = copy.deepcopy(FACTS[name]["config"])
     text: dict[str, Any] = whole.get("text_config", whole)
+    text = {**CLASS_DEFAULTS.get(text["model_type"], {}), **text}
     text.setdefault("tie_word_embeddings", whole.get("tie_word_embeddings"))
     return text
 

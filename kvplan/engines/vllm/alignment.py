@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING
 
+from kvplan.cache.mamba import Mamba2
 from kvplan.engines.common import balanced_split
 from kvplan.engines.vllm.backends import DEFAULT_BLOCK, Backend
 from kvplan.engines.vllm.layers import Inputs, attention_family, model_caches
@@ -51,9 +52,7 @@ def hybrid_block(
     align = lcm(align, grid)
     block = align * up(state, align * per_token)
     if mode == "all":
-        chunk = settings.extra.get("mamba_block_size")
-        if not chunk and all(m.kind == "mamba1" for m in mixers if m.states()):
-            chunk = _MAMBA1_CHUNK
+        chunk = settings.extra.get("mamba_block_size") or _kernel_chunk(mixers)
         if not chunk:
             raise UnsupportedError(
                 "mamba cache mode all needs the kernel's chunk size, which the model's description does not hold",
@@ -67,6 +66,14 @@ def hybrid_block(
         block = step * up(block, step)
     block = max(block, inputs.block_size) if rules.has("backend_chooses_block") else block
     return inputs._replace(block_size=block, state_block=block, state_padding=block * per_token)
+
+
+def _kernel_chunk(mixers: list[CacheKind]) -> int | None:
+    """Tokens that the kernel of the recurrent layers scans at once; None: the model's description does not say."""
+    recurrent = [m for m in mixers if m.states()]
+    if all(m.kind == "mamba1" for m in recurrent):
+        return _MAMBA1_CHUNK
+    return next((m.chunk_size for m in recurrent if isinstance(m, Mamba2)), None)
 
 
 def _old_alignment(latent: bool, mixers: list[CacheKind], settings: Settings, rules: Rules) -> int:

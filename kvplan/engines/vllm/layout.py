@@ -180,7 +180,8 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
     if "block_size" in settings.defaults:
         block = default_block(model, settings, rules, formats)
     own = backends[0] if backends else Backend((DEFAULT_BLOCK,))
-    inputs = Inputs(formats, dtypes, rules, own, block, block, 0, ahead, gdn, exports)
+    state_block = int(settings.extra.get("mamba_block_size") or block)  # attention beside it decides instead
+    inputs = Inputs(formats, dtypes, rules, own, block, state_block, 0, ahead, gdn, exports)
     pools = pooled_keys(mixers)
     _check_pools(model, settings, rules, pools, states_beside=attention_family(mixers) if grids else "")
     if pools > 1 and backends and rules.has("row_strides"):

@@ -107,6 +107,7 @@ def _mamba2(cfg: Config, state: str, groups: str, kernel: str, **fields: Any) ->
         "state_size": cfg.need_int(state),
         "groups": optional(cfg, 1, groups),
         "conv_kernel": cfg.need_int(kernel),
+        "chunk_size": cfg.maybe_int("mamba_chunk_size", "chunk_size"),
     }
     mixer: Mamba2 = checked(cfg, Mamba2, {}, values | fields)
     return mixer

@@ -71,6 +71,8 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama4": {"attention_chunk_size": 8192}, "llama4_text": {"attention_chunk_size": 8192},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096}, "ministral": {"sliding_window": 4096},
     "mixtral": {"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+    **{key: {"mamba_chunk_size": 256} for key in ("bamba", "falcon_h1", "granitemoehybrid")},
+    **{key: {"chunk_size": 256} for key in ("mamba2", "zamba2")},
     **{key: {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]} for key in ("mllama", "mllama_text_model")},
 }  # fmt: skip
 """Keys that released files leave to the class: transformers 5.24.0 ``models/<family>/configuration_<family>.py``."""

@@ -81,7 +81,6 @@ def test_refused(name: str, given: dict[str, Any], kind: type[KvplanError], wher
             dict(gpu="a100-80gb-sxm", tensor_parallel_size=8),
             "no backend for sparse",
         ),
-        ("nemotron-h-8b", "0.26.0", dict(enable_prefix_caching=True), "chunk size"),
     ],
 )
 def test_refused_by_version_or_device(name: str, version: str, given: dict[str, Any], words: str) -> None:
@@ -92,6 +91,15 @@ def test_refused_by_version_or_device(name: str, version: str, given: dict[str, 
 def test_models_that_are_not_modelled_say_so(name: str) -> None:
     error = refused(load_model(name), max_model_len=2048)
     assert "generic" in (error.hint or "")
+
+
+def test_no_chunk_no_blocks() -> None:
+    """A GGUF file does not hold the kernel's chunk; before 0.28 the size of a block depends on it."""
+    config = json.loads((CONFIGS / "nemotron-h-8b.json").read_text())
+    del config["chunk_size"]
+    error = refused(read_config(config), version="0.26.0", enable_prefix_caching=True)
+    assert "chunk size" in str(error)
+    assert "--mamba-block-size" in (error.hint or "")
 
 
 def test_mode_all_keeps_a_state_per_block() -> None:
