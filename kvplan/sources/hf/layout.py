@@ -85,7 +85,7 @@ def layer_windows(cfg: Config, rule: Callable[[int], bool] | None = None) -> lis
 
     Which layers slide is said by, in this order: ``layer_types``, a pattern (an interval or a string
     of L and G), the family's own `rule`, ``max_window_layers``, and else every layer does. A window
-    longer than the context has no effect.
+    longer than the context is one all the same: engines page and group such layers by it.
 
     Args:
         rule: layer index (from 0) -> whether it slides, for families whose files need not say.
@@ -93,7 +93,6 @@ def layer_windows(cfg: Config, rule: Callable[[int], bool] | None = None) -> lis
     count, size = layer_count(cfg), window_size(cfg)
     kinds = cfg.maybe_list("layer_types")
     patterned = cfg.get("sliding_window_pattern", "_sliding_window_pattern")
-    limit = cfg.maybe_int("max_position_embeddings", "max_seq_len")
     if kinds is not None:
         local = [_is_local(cfg, kind) for kind in main_part(cfg, kinds, count)]
         if any(local) and size is None:
@@ -109,8 +108,6 @@ def layer_windows(cfg: Config, rule: Callable[[int], bool] | None = None) -> lis
         local = [i >= first for i in range(count)]
     else:
         local = [True] * count
-    if size is not None and limit is not None and size > limit:
-        return [None] * count
     return [size if is_local else None for is_local in local]
 
 

@@ -159,3 +159,26 @@ def test_states_of_every_block(version: str, given: dict[str, Any], expected: tu
     made = plan_deployment(spec, load_gpu("h100-sxm"), f"vllm@{version}", given).capacity
     assert made is not None
     assert (made.block_size, made.num_blocks, made.engine_reported_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "available", "figures"),
+    [
+        ({}, "0.33.0", 20001234567, (3179, 50764)),
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768,
+          "sliding_window": 65536, "num_key_value_heads": 8, "head_dim": 128}, "0.33.0", 20008641969, (9540, 152342)),
+    ],
+)  # fmt: skip
+def test_a_window_beyond_the_context(
+    config: dict[str, Any], version: str, available: int, figures: tuple[int, int]
+) -> None:
+    """Phi-3-mini-128k has one of 262,144: its layers are paged as sliding ones, with a block more a request."""
+    phi = {
+        "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "num_hidden_layers": 32, "hidden_size": 3072,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 8192, "vocab_size": 32064,
+        "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "sliding_window": 262144,
+    }  # fmt: skip
+    given = {"kv_cache_memory_bytes": available, "max_model_len": 8192}
+    made = plan_deployment(read_config({**phi, **config}), load_gpu("h100-sxm"), f"vllm@{version}", given).capacity
+    assert made is not None
+    assert (made.num_blocks, made.engine_reported_tokens) == figures
