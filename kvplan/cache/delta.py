@@ -80,6 +80,8 @@ class KimiDeltaAttention(CacheKind):
     conv_kernel: int
     full_rank_gate: bool = False
     """The output gate is one square projection instead of a low-rank pair."""
+    full_rank_decay: bool = False
+    """So is the decay."""
     reference: ClassVar[str] = "Kimi delta attention, arXiv 2510.26692"
     kind: Literal["kda"] = "kda"
 
@@ -105,18 +107,17 @@ class KimiDeltaAttention(CacheKind):
             Tensor("attn_k", "attention", (width, hidden_size)),
             Tensor("attn_v", "attention", (width, hidden_size)),
             Tensor("ssm_conv1d", "norm", (3 * width, self.conv_kernel)),
-            Tensor("ssm_f_a", "attention", (dim, hidden_size)),
-            Tensor("ssm_f_b", "attention", (width, dim)),
             Tensor("ssm_beta", "attention", (self.heads, hidden_size)),
             Tensor("ssm_a_dt_bias", "norm", (self.heads + width,)),
             Tensor("ssm_norm", "norm", (dim,)),
             Tensor("attn_output", "attention", (hidden_size, width)),
         ]
-        if self.full_rank_gate:
-            found.append(Tensor("ssm_g", "attention", (width, hidden_size)))
-        else:
-            found.append(Tensor("ssm_g_a", "attention", (dim, hidden_size)))
-            found.append(Tensor("ssm_g_b", "attention", (width, dim)))
+        for name, whole in (("ssm_f", self.full_rank_decay), ("ssm_g", self.full_rank_gate)):
+            if whole:
+                found.append(Tensor(name, "attention", (width, hidden_size)))
+            else:
+                found.append(Tensor(f"{name}_a", "attention", (dim, hidden_size)))
+                found.append(Tensor(f"{name}_b", "attention", (width, dim)))
         return tuple(found)
 
     def shard(self, tp: int) -> KimiDeltaAttention:

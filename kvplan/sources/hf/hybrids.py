@@ -16,6 +16,7 @@ from kvplan.sources.hf.hybrids_mamba import (
     zamba,
     zamba2,
 )
+from kvplan.sources.hf.hybrids_more import bailing_hybrid, bailing_linear, lara_mini, lfm3
 from kvplan.sources.hf.hybrids_other import lfm2, plamo2, recurrent_gemma, rwkv5, rwkv6, rwkv7
 from kvplan.sources.hf.keys import Config, Layers
 
@@ -47,6 +48,10 @@ HYBRIDS: dict[str, Callable[[Config], Layers]] = {
     "recurrent_gemma": recurrent_gemma,
     "lfm2": lfm2,
     "lfm2_moe": lfm2,
+    "lfm3": lfm3,
+    "lara_mini": lara_mini,
+    **dict.fromkeys(("bailing_hybrid", "bailing_moe_v2_5", "bailing_moe_v3"), bailing_hybrid),
+    **dict.fromkeys(("bailing_moe_linear", "bailing_moe_linear_v2"), bailing_linear),
     "rwkv5": rwkv5,
     "rwkv6": rwkv6,
     "rwkv7": rwkv7,

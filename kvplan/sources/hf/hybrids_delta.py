@@ -64,7 +64,7 @@ def qwen_hybrid(cfg: Config) -> Layers:
         raise cfg.error(f"full_attention_interval must be above 0, not {interval}")
     if kinds is None:
         kinds = every_nth(count, need_interval(cfg, interval))
-    delta = _delta_net(cfg)
+    delta = delta_net(cfg)
     bias = cfg.flag("attention_bias")
     gate = cfg.flag("attn_output_gate", default=True)
     full = softmax_attention(cfg, qk_norm="head", output_gate=gate, qkv_bias=bias, output_bias=bias)
@@ -80,7 +80,7 @@ def qwen_hybrid(cfg: Config) -> Layers:
     return stack.layers(draft_layers=(name,) * drafts, draft_tensors=mtp_tensors(hidden_size(cfg), 3))
 
 
-def _delta_net(cfg: Config) -> CacheKind:
+def delta_net(cfg: Config) -> CacheKind:
     values = {
         "key_heads": cfg.need_int("linear_num_key_heads"),
         "value_heads": cfg.need_int("linear_num_value_heads"),
@@ -98,7 +98,7 @@ def olmo_hybrid(cfg: Config) -> Layers:
     cfg.ignore(("linear_allow_neg_eigval",))
     count = layer_count(cfg)
     kinds = need_kinds(cfg, layer_kinds(cfg, count, LINEAR_OR_FULL, "layer_types"), "layer_types")
-    delta, bias = _delta_net(cfg), cfg.flag("attention_bias")
+    delta, bias = delta_net(cfg), cfg.flag("attention_bias")
     full = softmax_attention(cfg, qk_norm="full", qkv_bias=bias, output_bias=bias)
     stack = Stack()
     for layer, kind in enumerate(kinds):

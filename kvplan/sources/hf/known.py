@@ -11,7 +11,7 @@ TIED = frozenset(
         "starcoder2", "whisper", "recurrent_gemma", "lfm2", "lfm2_moe", "mamba", "zamba2", "plamo2", "rwkv",
         "biogpt", "cohere2_moe", "cohere_compass_text", "ctrl", "gemma4_unified_text", "gpt_neox_japanese",
         "granite_swa", "openai-gpt", "vaultgemma", "xglm", "jetmoe", "lfm3", "minicpm3", "modernbert-decoder",
-        "youtu",
+        "youtu", "lara_mini",
     )
 )  # fmt: skip
 """Families whose head is the embedding unless the file says otherwise (their classes' default)."""
@@ -71,6 +71,10 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama4": {"attention_chunk_size": 8192}, "llama4_text": {"attention_chunk_size": 8192},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096}, "ministral": {"sliding_window": 4096},
     "mixtral": {"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "lara_mini": {"head_dim": 128, "sliding_window": 512, "linear_conv_kernel_dim": 4},
+    "dory": {"head_dim": 256, "sliding_window": 1024, "n_input_layers": 8, "n_output_layers": 8},
+    "moshi": {"sliding_window": 3000}, "muse_spark_text": {"head_dim": 64, "sliding_window": 2048},
+    "voxtral_realtime_text": {"sliding_window": 4096},
     **{key: {"mamba_chunk_size": 256} for key in ("bamba", "falcon_h1", "granitemoehybrid")},
     **{key: {"chunk_size": 256} for key in ("mamba2", "zamba2")},
     **{key: {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]} for key in ("mllama", "mllama_text_model")},

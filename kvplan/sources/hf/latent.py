@@ -81,6 +81,33 @@ def axk2(cfg: Config) -> Layers:
     return found
 
 
+def hy_v4(cfg: Config) -> Layers:
+    """Hy 4: MLA with an indexer in one layer of four, a gate on its output, sinks, and parallel residual streams.
+
+    Source: transformers 5.24.0 ``models/hy_v4/modeling_hy_v4.py`` and its configuration.
+    """
+    count, streams = layer_count(cfg), cfg.maybe_int("hc_mult") or 4
+    cfg.ignore(("hc_mult", "hc_magnitude", "hc_eps", "learnable_sink_init", "swiglu_limit", "layer_types"))
+    cfg.ignore(("hc_sinkhorn_iters", "gate_projection_type", "num_key_value_heads"))
+    spoken = ("indexer_types", "index_topk_pattern", "index_topk_freq")
+    if all(cfg.get(key) is None for key in spoken):
+        kinds = ["full" if i == 0 or (i - 1) % 4 == 0 else "shared" for i in range(count)]
+        cfg.data = {**cfg.data, "indexer_types": kinds}
+    if all(cfg.get(key) is None for key in ("mlp_layer_types", "first_k_dense_replace")):
+        cfg.data = {**cfg.data, "first_k_dense_replace": 1}
+    found = latent(cfg, output_gate=True)
+    width, rows = streams * hidden_size(cfg), 2 * streams
+    more = (
+        ExtraTensor(name="hyper_connection", shape=(rows, width + 1), count=2, role="norm"),
+        ExtraTensor(name="hyper_scales", shape=(2,), count=2, role="norm"),
+        ExtraTensor(name="attn_sinks", shape=(query_heads(cfg),), role="norm"),
+    )
+    for name, block in found.blocks.items():
+        found.blocks[name] = replace(block, tensors=(*block.tensors, *more))
+    found.tensors += (ExtraTensor(name="hyper_head", shape=(streams, width + 1), role="norm"),)
+    return found
+
+
 def sarvam_mla(cfg: Config) -> Layers:
     """Sarvam's MLA: DeepSeek-V3 under other names.
 
@@ -227,6 +254,7 @@ LATENT: dict[str, Callable[[Config], Layers]] = {
     ),
     "axk1": axk1,
     "axk2": axk2,
+    **dict.fromkeys(("hy_v4", "hy_v4_vl_text"), hy_v4),
     "minicpm3": minicpm3,
     "sarvam_mla": sarvam_mla,
     "longcat_flash": longcat,

@@ -17,6 +17,7 @@ from kvplan.sources.hf.latent import LATENT
 from kvplan.sources.hf.layout import ASSUME_HINT
 from kvplan.sources.hf.plain import PLAIN
 from kvplan.sources.hf.plain_more import PLAIN_MORE
+from kvplan.sources.hf.plain_newer import PLAIN_NEWER
 from kvplan.sources.hf.plain_other import PLAIN_OTHER
 from kvplan.sources.hf.quantization import cfg_dtype, read_checkpoint, recurrent_dtype
 from kvplan.sources.hf.special import ARCHITECTURES, FAMILY_OF, SPECIAL
@@ -26,7 +27,9 @@ from kvplan.spec.model import Checkpoint, ModelSpec
 
 Reader = Callable[[Config], Layers]
 
-FAMILIES: dict[str, Reader] = {**PLAIN, **PLAIN_MORE, **PLAIN_OTHER, **LATENT, **GEMMA, **CROSS, **SPECIAL}
+FAMILIES: dict[str, Reader] = {
+    **PLAIN, **PLAIN_MORE, **PLAIN_OTHER, **PLAIN_NEWER, **LATENT, **GEMMA, **CROSS, **SPECIAL,
+}  # fmt: skip
 """``model_type`` -> reader, for every family whose layers attend; hybrids are in `kvplan.sources.hf.hybrids`."""
 
 ASSUMPTIONS = ("llama-like",)
