@@ -33,9 +33,8 @@ FP8_ON_SM10 = ("GlmMoeDsaForCausalLM", "Glm5NextForCausalLM", "Glm5NextForCondit
 (``vllm/model_executor/models/config.py``, ``GlmMoeDsaForCausalLM``, ``Glm5NextModelConfig``)."""
 NO_FLOAT16 = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Glm4ForCausalLM")
 """Architectures that vLLM does not run in float16 (``vllm/config/model.py``, ``_FLOAT16_NOT_SUPPORTED_MODELS``)."""
-FORMAT_UNREAD = ("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM")
-"""Architectures whose attention layers were built without ``cache_config``: their rows keep the model's dtype
-(vLLM 0.13.0 to 0.31.0 ``vllm/model_executor/models/mimo_v2.py``, before 0.24 ``mimo_v2_flash.py``)."""
+LENGTH_UNSAID = 2048
+"""Tokens of a context whose length no key states (0.11.0 to 0.33.0 ``vllm/config/model.py``)."""
 INDEX_FORMAT = "fp8_per_token_head"
 """Index keys of sparse latent attention: 128 values in fp8 and one fp32 scale, whatever the cache's format
 (``vllm/model_executor/models/deepseek_v2.py``, ``DeepseekV32IndexerCache``). Beside K and V they keep the
@@ -65,6 +64,8 @@ def defaults(
         "compute_capability": (capability, gpu.id if gpu else "no device given: Hopper's"),
         "enable_prefix_caching": _prefix_caching(model, given, rules),
     }
+    if length is None:
+        found["max_model_len"] = (LENGTH_UNSAID, f"{version} vllm/config/model.py: {model.id} states none")
     dtype = given.get("kv_cache_dtype", "auto")
     if model.architecture in FP8_ON_SM10 and capability.startswith("10.") and rules.has("dsa_fp8_on_sm10"):
         found["kv_cache_dtype"] = ("fp8", f"{version} vllm/model_executor/models/config.py: on compute capability 10")
@@ -157,7 +158,7 @@ def _backend(model: ModelSpec, family: str, capability: str, dtype: str, block: 
 def _plain_format(model: ModelSpec, dtype: str, rules: Rules) -> Format:
     """The format that a flag's text, or the checkpoint, names."""
     name = dtype
-    if model.architecture in FORMAT_UNREAD and not rules.has("mimo_reads_format"):
+    if rules.format_unread(model.architecture):
         name = model.dtype
     elif name == "auto":
         declared = model.checkpoint.kv_cache_format if model.checkpoint else None
@@ -312,7 +313,7 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
     family = attention_family(mixers_of(model))
     if family == "compressed" and settings.kv_cache_dtype == "auto" and not rules.has("v4_auto_is_fp8"):
         warnings.append(f"vLLM {rules.name} starts {model.id} only with --kv-cache-dtype fp8: these are its figures")
-    if settings.kv_cache_dtype != "auto" and model.architecture in FORMAT_UNREAD and not rules.has("mimo_reads_format"):
+    if settings.kv_cache_dtype != "auto" and rules.format_unread(model.architecture):
         warnings.append(
             f"vLLM {rules.name} keeps the rows of {model.id} in {model.dtype}, whatever --kv-cache-dtype says"
         )

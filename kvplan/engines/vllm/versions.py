@@ -220,6 +220,14 @@ CHANGES: dict[str, Change] = {
 """name -> the release that brought the rule. `Rules.has` asks for a name."""
 
 
+_FORMAT_UNREAD = {
+    **dict.fromkeys(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM"), "mimo_reads_format"),
+    **dict.fromkeys(("FalconForCausalLM", "RWForCausalLM"), None),
+}
+"""Architectures whose attention layers were built without ``cache_config``, and the rule that ended it (vLLM 0.13.0 to
+0.31.0 ``vllm/model_executor/models/mimo_v2.py``, before 0.24 ``mimo_v2_flash.py``; 0.11.0 to 0.33.0 ``falcon.py``)."""
+
+
 class Rules:
     """The rules of one version: ``rules.has("null_block_in_check")``."""
 
@@ -234,6 +242,11 @@ class Rules:
             KeyError: no such rule.
         """
         return self.version >= CHANGES[change].since
+
+    def format_unread(self, architecture: str) -> bool:
+        """Whether rows of this architecture keep the model's dtype, whatever format is asked for."""
+        ended = _FORMAT_UNREAD.get(architecture, "")
+        return ended is None or (ended != "" and not self.has(ended))
 
 
 @lru_cache(maxsize=128)

@@ -380,12 +380,6 @@ SIZES: dict[str, dict[str, int]] = {
     "zamba2": {"mamba_d_state": 64, "mamba_d_conv": 4, "mamba_expand": 2},
 }
 
-NESTED_SIZES: dict[str, dict[str, int]] = {
-    "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "mistral": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
-}
-"""What the ``text_config`` of a LLaVA leaves out where its language model has the sizes of the class."""
-
 _GROUPS = (
     ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts"),
     ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),

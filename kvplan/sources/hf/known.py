@@ -81,6 +81,29 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Keys that released files leave to the class: transformers 5.24.0 ``models/<family>/configuration_<family>.py``."""
 
+TEXT_PART = {
+    **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"), "kimi_k25": "deepseek_v3", "emu3": "emu3_text_model",
+    "exaone4_5": "exaone4", "paligemma": "gemma", "shieldgemma2": "gemma3_text", "hyperclovax_vision_v2": "hyperclovax",
+    **dict.fromkeys(("glm46v", "glmga"), "glm4v_text"), "lfm2_vl": "lfm2", "lfm3_vl": "lfm3",
+    **dict.fromkeys(("granite_speech", "granite_speech_plus"), "granite"),
+    **dict.fromkeys(
+        ("deepseek_vl", "deepseek_vl_hybrid", "glmasr", "idefics3", "janus", "llava", "llava_next",
+         "llava_next_video", "omniasr", "perception_lm", "smolvlm", "video_llava", "vipllava", "voxtral"), "llama",
+    ),
+    **dict.fromkeys(("idefics2", "mistral3"), "mistral"),
+    **dict.fromkeys(("nemo_speechlm", "nemotron_h_omni"), "nemotron_h"),
+    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "opt"),
+    **dict.fromkeys(
+        ("audioflamingo3", "fast_vlm", "got_ocr2", "internvl", "llava_onevision", "musicflamingo", "ovis2",
+         "pp_chart2table", "qwen2_audio", "vibevoice", "vibevoice_asr", "video_llama_3"), "qwen2",
+    ),
+    "qwen2_5_omni_thinker": "qwen2_5_omni_text", "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
+    **dict.fromkeys(("fun_asr_nano", "lighton_ocr", "moss_transcribe_diarize", "qianfan_ocr", "qwen3_asr"), "qwen3"),
+    **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"), "qwen3_5_text"), "cosmos3_omni": "qwen3_vl_text",
+}  # fmt: skip
+"""What the language model is in a file whose text part does not say: the default of the whole's class, where that is
+not the whole's name with ``_text`` behind it. transformers 5.24.0 ``models/<family>/configuration_<family>.py``."""
+
 WITHOUT_EFFECT = (
     "attn_implementation", "_attn_implementation", "use_cache", "cache_implementation", "attention_dropout",
     "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "hidden_act", "pretraining_tp",

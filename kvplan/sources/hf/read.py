@@ -8,13 +8,14 @@ from typing import Any
 
 from kvplan.errors import SpecError, printable
 from kvplan.sources.hf.attention import hidden_size
-from kvplan.sources.hf.class_defaults import NESTED_SIZES, SIZES, SPELLINGS
+from kvplan.sources.hf.class_defaults import SIZES, SPELLINGS
 from kvplan.sources.hf.cross import CROSS, IMAGE_TOKENS
 from kvplan.sources.hf.gemma import GEMMA
 from kvplan.sources.hf.keys import Config, Layers, levels
-from kvplan.sources.hf.known import CLASS_DEFAULTS, TIED, WITHOUT_EFFECT
+from kvplan.sources.hf.known import CLASS_DEFAULTS, TEXT_PART, TIED, WITHOUT_EFFECT
 from kvplan.sources.hf.latent import LATENT
 from kvplan.sources.hf.layout import ASSUME_HINT
+from kvplan.sources.hf.nested_defaults import NESTED_SIZES
 from kvplan.sources.hf.plain import PLAIN
 from kvplan.sources.hf.plain_more import PLAIN_MORE
 from kvplan.sources.hf.plain_newer import PLAIN_NEWER
@@ -122,9 +123,14 @@ def is_known(kind: str) -> bool:
 
 def _family(outer: Config, cfg: Config) -> str:
     """The ``model_type`` of the text part, else of the file; where nobody knows it, what the architecture tells."""
-    kind = str(cfg.get("model_type") or outer.get("model_type") or "")
+    stated, whole = str(cfg.get("model_type") or ""), str(outer.get("model_type") or "")
+    kind = stated or whole
     if is_known(kind):
         return kind
+    if not stated or stated == whole:
+        inside = TEXT_PART.get(kind, f"{kind}_text")
+        if is_known(inside):
+            return inside
     return FAMILY_OF.get(_architecture(cfg, outer), kind)
 
 

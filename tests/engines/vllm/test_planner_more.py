@@ -182,3 +182,23 @@ def test_a_window_beyond_the_context(
     made = plan_deployment(read_config({**phi, **config}), load_gpu("h100-sxm"), f"vllm@{version}", given).capacity
     assert made is not None
     assert (made.num_blocks, made.engine_reported_tokens) == figures
+
+
+def test_attention_that_never_reads_the_format() -> None:
+    """Falcon's layers are built without ``cache_config``: 2 bytes an element, whatever is asked for."""
+    falcon = {
+        "model_type": "falcon", "architectures": ["FalconForCausalLM"], "hidden_size": 4544, "num_hidden_layers": 32,
+        "num_attention_heads": 71, "multi_query": True, "vocab_size": 65024, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    given = {"kv_cache_memory_bytes": 52917440002, "max_model_len": 2048, "kv_cache_dtype": "fp8"}
+    made = plan_deployment(read_config(falcon), load_gpu("h100-sxm"), "vllm", given)
+    assert made.capacity is not None
+    assert (made.capacity.num_blocks, made.capacity.engine_reported_tokens) == (403728, 6459648)
+    assert any("whatever --kv-cache-dtype says" in text for text in made.warnings)
+
+
+def test_a_length_that_no_key_states() -> None:
+    """Falcon-Mamba says none: 2,048 tokens, one state of which is a block."""
+    made = plan("falcon-mamba-7b", gpu="h100-sxm", kv_cache_memory_bytes=2976 * 64 * 311296)
+    assert made.inputs["max_model_len"] == 2048
+    assert (made.capacity.num_blocks, made.capacity.engine_reported_tokens) == (2976, 6094848)
