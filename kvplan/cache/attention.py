@@ -152,4 +152,6 @@ class Attention(CacheKind):
 class FullAttention(Attention):
     """Every token stays: ``2 x kv_heads x head_dim`` elements a token."""
 
+    nominal_window: int | None = None
+    """A window longer than any context of the model: it bounds nothing, and an engine may page such layers by it."""
     kind: Literal["full"] = "full"

@@ -48,7 +48,7 @@ def test_gemma_3_in_three_dialects() -> None:
         ({"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 2}, ["full"] * 4),
         ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 2}, ["full"] * 2 + ["sliding"] * 2),
         ({"sliding_window": None}, ["full"] * 4),
-        ({"sliding_window": 262144}, ["sliding"] * 4),
+        ({"sliding_window": 262144}, ["full"] * 4),
         ({"sliding_window": 4096, "sliding_window_pattern": "LLG"}, ["sliding", "sliding", "full", "full"]),
         ({"sliding_window": 4096, "sliding_window_pattern": 2}, ["sliding", "full"] * 2),
         (

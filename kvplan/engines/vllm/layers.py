@@ -63,7 +63,20 @@ def has_states(model: ModelSpec) -> bool:
 def mixers_of(model: ModelSpec) -> list[CacheKind]:
     """The distinct mixers of a model and of the draft layers that run, in layer order."""
     names = dict.fromkeys((*model.layers, *model.draft_layers))
-    return [m for name in names for m in model.blocks[name].mixers]
+    return [as_paged(m) for name in names for m in model.blocks[name].mixers]
+
+
+def as_paged(mixer: CacheKind) -> CacheKind:
+    """The layer as vLLM builds it: a sliding one where the file names a window, though no context is as long."""
+    window = getattr(mixer, "nominal_window", None)
+    if window is None:
+        return mixer
+    from dataclasses import fields
+
+    from kvplan.cache.attention import Attention
+    from kvplan.cache.sliding import SlidingAttention
+
+    return SlidingAttention(**{f.name: getattr(mixer, f.name) for f in fields(Attention) if f.init}, window=window)
 
 
 def pooled_keys(mixers: list[CacheKind]) -> int:
@@ -125,7 +138,7 @@ def model_caches(model: ModelSpec, inputs: Inputs) -> list[tuple[int, CacheLayer
         outer = bool(edge) and (index < edge or count - edge <= index < count)
         if (name, outer) not in made:
             chosen = plain if outer else inputs
-            made[name, outer] = [c for m in model.blocks[name].mixers for c in mixer_caches(model, m, chosen)]
+            made[name, outer] = [c for m in model.blocks[name].mixers for c in mixer_caches(model, as_paged(m), chosen)]
         found += [(index, cache) for cache in made[name, outer]]
     return found
 

@@ -82,6 +82,9 @@ def softmax_attention(
         values["kv_heads"] = kv_heads(cfg)
     if values.get("head_dim") is None:
         values["head_dim"] = head_dim(cfg, values["query_heads"])
+    limit = cfg.maybe_int("max_position_embeddings", "max_seq_len")
+    if window is not None and limit is not None and window > limit and not chunked and source is None:
+        values["nominal_window"], window = window, None
     mixer: Attention = checked(cfg, *_kind(window, chunked, encoder_tokens, source), values)
     return mixer
 

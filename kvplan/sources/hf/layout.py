@@ -85,7 +85,7 @@ def layer_windows(cfg: Config, rule: Callable[[int], bool] | None = None) -> lis
 
     Which layers slide is said by, in this order: ``layer_types``, a pattern (an interval or a string
     of L and G), the family's own `rule`, ``max_window_layers``, and else every layer does. A window
-    longer than the context is one all the same: engines page and group such layers by it.
+    longer than the context is one all the same (`kvplan.sources.hf.attention.softmax_attention`).
 
     Args:
         rule: layer index (from 0) -> whether it slides, for families whose files need not say.
