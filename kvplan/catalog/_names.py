@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 # of what the files say, in whatever form they are shipped
-VERSION = "e5687f9523a7"
+VERSION = "ffec1fab7825"
 
 # id -> folder and publisher
 MODELS: dict[str, str] = {
