@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from math import log, log1p
 from typing import Any, NamedTuple
 
 from kvplan.engines.options import Option
@@ -27,6 +28,8 @@ DEFAULT = "default"
 """The value that leaves a flag out."""
 MAX_VALUES = 10_000_000
 MAX_POINTS = 100_000_000
+MAX_STEPS = 2_000
+"""Of a geometric range, whose powers are exact."""
 _AMOUNTS = ("per_second", "seconds", "number")
 _NO_RANGE = ("text", "true", "false")
 _FIXED = frozenset({"assume", "hub", "calibration", "from_log"})
@@ -183,13 +186,7 @@ def _powers(low: int, high: int, text: str, where: str) -> list[int]:
         raise InputError(f"{printable(text, 20)!r} is no factor", where=where, hint="a number above 1, such as *2")
     if low <= 0:
         raise InputError("a geometric range cannot start at 0", where=where, hint=f"1..{high}*{text}")
-    found: list[int] = []
-    exact = Fraction(low)
-    while exact <= high and len(found) <= MAX_VALUES:
-        if not found or int(exact) > found[-1]:
-            found.append(int(exact))
-        exact *= factor
-    return found
+    return list(dict.fromkeys(int(exact) for exact in _grown(Fraction(low), Fraction(high), factor, where)))
 
 
 def _shares(first: str, last: str, step_text: str, star: str, where: str) -> list[float]:
@@ -208,12 +205,23 @@ def _amounts(low: float, high: float, text: str, star: str, where: str) -> list[
         raise InputError("a range of amounts needs its step", where=where, hint="0.5..4:0.5, or 1..64*2")
     if star and low <= 0:
         raise InputError("a geometric range cannot start at 0", where=where, hint=f"1..{high:g}*{text}")
-    found, at, end = [], Fraction(str(low)), Fraction(str(high))
-    while at <= end:
-        found.append(float(at))
-        at = at * step if star else at + step
-        _counted(range(len(found)), where)
-    return found
+    at, end = Fraction(str(low)), Fraction(str(high))
+    if star:
+        return [float(exact) for exact in _grown(at, end, step, where)]
+    return [float(at + i * step) for i in _counted(range(int((end - at) / step) + 1), where)]
+
+
+def _grown(low: Fraction, high: Fraction, factor: Fraction, where: str) -> Iterator[Fraction]:
+    """``low``, ``low x factor``, ... up to `high`, exactly; of no more steps than exact powers are quick for."""
+    steps = log(high / low) / log1p(factor - 1)
+    if steps > MAX_STEPS:
+        raise InputError(
+            f"a factor of {float(factor):.12g} takes {steps:,.0f} steps", where=where,
+            hint=f"at most {MAX_STEPS:,}: a larger factor, or steps such as :10",
+        )  # fmt: skip
+    while low <= high:
+        yield low
+        low *= factor
 
 
 def _fraction(text: str) -> Fraction | None:

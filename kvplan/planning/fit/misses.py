@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
+from kvplan.planning.fit.cases import Case
 from kvplan.planning.fit.judge import MOST_COPIES, NAMES, Judged
 from kvplan.planning.fit.result import Failure, Nearest, NotTried
 from kvplan.planning.fit.screen import (
@@ -18,7 +19,6 @@ from kvplan.planning.fit.screen import (
     REFUSED,
     TARGETS,
     WEIGHTS,
-    Case,
     Failed,
 )
 from kvplan.planning.workload_advice import seconds
@@ -135,10 +135,14 @@ class Misses:
         )
 
     def all_refused(self) -> KvplanError | None:
-        """Why nothing was legal, with the hint of whoever refused what is nearest; None where something was."""
+        """Why nothing was legal, with the hint of whoever refused what is nearest; None where something was.
+
+        Devices that the engines do not run on say nothing of what was typed: the others speak first.
+        """
         refused = [best for best in self._best.values() if best.reached == REFUSED]
-        all_of_them = refused and len(refused) == len(self._best)
-        return min(refused, key=lambda best: best.miss).error if all_of_them else None
+        if not refused or len(refused) < len(self._best):
+            return None
+        return min(refused, key=lambda best: (best.case is None, best.miss)).error
 
     def verdict(self) -> str:
         """Why nothing carries the workload, in one sentence."""

@@ -1,61 +1,41 @@
 """Candidates on many GPUs at once: which start, and with how many requests.
 
 Bytes of weights and cache do not depend on the GPU, and what the engine spends beside them depends on little of it
-(`Screen._keys`): both are worked out once for devices that have these in common, by the functions that plan a
+(`Cases.keys`): both are worked out once for devices that have these in common, by the functions that plan a
 single one. What is left for the cache is then an array, one entry a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
 from kvplan.engines import get_engine
 from kvplan.errors import InputError, KvplanError, printable
-from kvplan.planning.drafts import served_model
-from kvplan.planning.evaluate import build_stages, weights_term
-from kvplan.planning.fit.candidates import Layout, has_experts
+from kvplan.planning.evaluate import weights_term
+from kvplan.planning.fit.candidates import has_experts
+from kvplan.planning.fit.cases import Case, Cases, Structure, settings_key
 from kvplan.planning.fit.stack import RatesOf, taken
-from kvplan.planning.settings import COMMON, resolve
+from kvplan.planning.settings import COMMON
 from kvplan.planning.speed import decode
 from kvplan.planning.speed.constants import BRIDGED
 from kvplan.planning.speed.figures import Setup, chunk_tokens
 from kvplan.planning.speed.profile import Lengths, Profile, profile
 from kvplan.planning.speed.speculation import speculated
 from kvplan.planning.speed.work import stage_work
-from kvplan.planning.weights import weight_format
 from kvplan.planning.workload import slots_of
 
 if TYPE_CHECKING:
     from kvplan.engines.base import Engine, Settings, Stage
     from kvplan.planning.calibration import Calibration
     from kvplan.planning.fit.ask import Ask
-    from kvplan.planning.weights import RoleWeights, WeightFormat
     from kvplan.spec.gpu import GpuSpec
     from kvplan.spec.model import ModelSpec
 
-_TOLD_APART = frozenset({"nvidia", "amd", "custom"})
-"""Vendors whose devices these engines know one by one; all others are one kind to them."""
 REFUSED, NO_FIGURES, WEIGHTS, CACHE, TARGETS, COPIES, LIMIT, CARRIES = range(8)
 """How far a GPU comes."""
-
-
-class Case(NamedTuple):
-    """What is tried on a GPU."""
-
-    engine: str
-    weights: str
-    cache: str
-    layout: Layout
-
-    def settings(self) -> dict[str, Any]:
-        """As `plan_deployment` takes them."""
-        formats = {"weights": self.weights, "kv_cache_dtype": self.cache}
-        return self.layout.settings() | {name: value for name, value in formats.items() if value != "auto"}
 
 
 class Failed(NamedTuple):
@@ -80,15 +60,6 @@ class Started(NamedTuple):
     slots: Any
     """Requests that one replica runs at once, one entry a GPU."""
     profile: Profile
-
-
-class Structure(NamedTuple):
-    """Ranks of a layout with weights in one format."""
-
-    model: ModelSpec
-    weights: WeightFormat
-    stages: tuple[Stage, ...]
-    roles: tuple[tuple[RoleWeights, ...], ...]
 
 
 class _Memory(NamedTuple):
@@ -132,8 +103,7 @@ class Screen:
         self.body = "routed_experts" if has_experts(model) else "dense_ffn"
         self.drafts = False
         """Whether speculative decoding runs; an engine that was not told of it decodes plainly beside others."""
-        self._chosen: dict[Any, Settings] = {}
-        self._structures: dict[tuple[str, Layout], Structure | KvplanError] = {}
+        self.cases = Cases(model, name, self.engine, self.gpus, self.given)
         self.latent = any(mixer.kind == "mla" for _, mixer in model.mixers())
         self._has_states = any(mixer.states() for _, mixer in model.mixers())
         self._bytes = numpy.array([gpu.device_bytes for gpu in gpus], numpy.int64)
@@ -141,28 +111,46 @@ class Screen:
     def run(self, case: Case, rows: Any) -> Iterator[Failed | Started]:
         """The case on the GPUs `rows`, group by group."""
         families: dict[Any, list[_Group]] = {}
+        rows, refused = self._refused(case, rows)
+        yield from refused
+        if not rows:
+            return
         rows, lost = self._too_heavy(case, rows)
         if lost is not None:
             yield lost
         for members in self._groups(case, rows):
             gpus = [self.gpus[i] for i in members]
-            settings = self._settings(case, gpus[0], self._keys[members[0]])
+            settings = self.cases.settings(case, gpus[0], self.cases.keys[members[0]])
             if isinstance(settings, KvplanError):
                 yield Failed(case, gpus, REFUSED, 1.0, str(settings), settings)
                 continue
-            structure = self._structure(case, settings)
+            structure = self.cases.structure(case, settings)
             assert not isinstance(structure, KvplanError)  # or its settings were refused for it
             formats = self.engine.kv_formats(structure.model, settings)
             families.setdefault((formats, settings.enforce_eager), []).append(_Group(members, settings))
         for groups in families.values():
-            found = self._structure(case, groups[0].settings)
+            found = self.cases.structure(case, groups[0].settings)
             assert not isinstance(found, KvplanError)  # or there were no groups
             yield from self._family(case, found, groups)
 
+    def _refused(self, case: Case, rows: Any) -> tuple[list[int], list[Failed]]:
+        """(devices that are looked at one by one, those that are refused alike): one of each kind is asked."""
+        kinds: dict[Any, list[int]] = {}
+        for row in rows:
+            kinds.setdefault(self.cases.refused_alike.get(row), []).append(row)
+        rest, failed = kinds.pop(None, []), []
+        for kind, members in kinds.items():
+            found = self.cases.settings(case, self.gpus[members[0]], kind)
+            if isinstance(found, KvplanError):
+                failed.append(Failed(case, [self.gpus[row] for row in members], REFUSED, 1.0, str(found), found))
+            else:
+                rest += members
+        return sorted(rest), failed
+
     def _too_heavy(self, case: Case, rows: Any) -> tuple[Any, Failed | None]:
         """(devices that may hold a rank's weights, those that cannot): most are told by their size alone."""
-        settings = self._settings(case, self.gpus[rows[0]], self._keys[rows[0]])
-        structure = settings if isinstance(settings, KvplanError) else self._structure(case, settings)
+        settings = self.cases.settings(case, self.gpus[rows[0]], self.cases.keys[rows[0]])
+        structure = settings if isinstance(settings, KvplanError) else self.cases.structure(case, settings)
         if isinstance(structure, KvplanError):
             return rows, None
         heaviest = max(stage.weights_bytes for stage in structure.stages)
@@ -176,75 +164,12 @@ class Screen:
     def _groups(self, case: Case, rows: Any) -> list[list[int]]:
         found: dict[Any, list[int]] = {}
         for row in rows:
-            key = self._keys[row]
+            key = self.cases.keys[row]
             if isinstance(key, tuple):
                 fast, pairs = key[0]  # which matter where something goes over a link, and past a pair
                 key = (fast and case.layout.world > 1 and not (pairs and case.layout.tp > BRIDGED), *key[1:])
             found.setdefault(key, []).append(row)
         return list(found.values())
-
-    @cached_property
-    def _keys(self) -> list[Any]:
-        """Of each GPU, what devices must have in common to be planned alike.
-
-        An engine looks at a device when it chooses settings, and when it counts what it spends: at the link, at
-        whose the device is among `_TOLD_APART`, and there at its generation. The rows that are shown are planned anew,
-        so that nothing rests on this alone.
-        """
-        found: list[Any] = []
-        for row, gpu in enumerate(self.gpus):
-            key: Any = row
-            if self.engine.alike_by_generation:
-                settings = self._settings(Case(self.name, "auto", "auto", Layout()), gpu)
-                if not isinstance(settings, KvplanError):
-                    vendor = gpu.vendor if gpu.vendor in _TOLD_APART else ""
-                    generation = (gpu.compute_capability or "").partition(".")[0] if vendor else ""
-                    link = (gpu.interconnect == "nvlink", gpu.interconnect_bridge)
-                    key = (link, vendor, generation, _settings_key(settings))
-            found.append(key)
-        return found
-
-    def _resolved(self, case: Case, gpu: GpuSpec, key: Any) -> Settings:
-        """The settings of a case. Engines `alike_by_generation` choose alike for layouts whose ranks keep whole tokens.
-
-        Raises:
-            KvplanError: it is refused.
-        """
-        plain = case.layout.dcp == 1 and not case.layout.expert_parallel
-        known = (case.weights, case.cache, key)
-        if key is not None and plain and known in self._chosen:
-            tp, pp, dp, *_ = case.layout
-            return replace(
-                self._chosen[known], tensor_parallel_size=tp, pipeline_parallel_size=pp, data_parallel_size=dp,
-                gpus=case.layout.world,
-            )  # fmt: skip
-        settings, _ = resolve(self.model, gpu, self.engine, self.given | case.settings())
-        if key is not None and plain and self.engine.alike_by_generation:
-            self._chosen[known] = settings
-        return settings
-
-    def _settings(self, case: Case, gpu: GpuSpec, key: Any = None) -> Settings | KvplanError:
-        """The settings of a case, checked; or why it is refused."""
-        try:
-            settings = self._resolved(case, gpu, key)
-            structure = self._structure(case, settings)
-            if isinstance(structure, KvplanError):
-                return structure
-            self.engine.check(structure.model, settings, gpu)
-        except KvplanError as error:
-            return error
-        return settings
-
-    def _structure(self, case: Case, settings: Settings) -> Structure | KvplanError:
-        key = (case.weights, case.layout)
-        if key not in self._structures:
-            try:
-                model = served_model(self.model, self.engine, settings)
-                weights = weight_format(model, settings.weights)
-                self._structures[key] = Structure(model, weights, *build_stages(model, self.engine, settings, weights))
-            except KvplanError as error:
-                self._structures[key] = error
-        return self._structures[key]
 
     def _family(self, case: Case, structure: Structure, groups: list[_Group]) -> Iterator[Failed | Started]:
         """Groups whose cache is stored alike."""
@@ -263,7 +188,7 @@ class Screen:
             if not seeing:
                 continue
             memory = self._memory(structure, group.settings, seeing)
-            alike.setdefault(_settings_key(group.settings), []).append((group.settings, seeing, memory))
+            alike.setdefault(settings_key(group.settings), []).append((group.settings, seeing, memory))
         for parts in alike.values():
             chosen, seen = parts[0][0], [row for _, some, _ in parts for row in some]
             kv, heaviest, budgets, needed = (
@@ -385,9 +310,3 @@ def _stage_key(stage: Stage) -> tuple[Any, ...]:
     blocks = stage.spec.layer_counts
     where = stage.first_layer if len(blocks) > 1 else 0  # which layers share a page is a matter of their order
     return stage.weights_bytes, stage.first, stage.last, stage.spec.num_layers, tuple(blocks), where
-
-
-def _settings_key(settings: Settings) -> str:
-    """What settings must have in common for pools to be laid out alike."""
-    extra = {k: v for k, v in settings.extra.items() if k != "compute_capability"}
-    return repr(replace(settings, defaults={}, extra=extra))

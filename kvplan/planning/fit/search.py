@@ -12,11 +12,12 @@ from kvplan.planning.cost import price_of, read_prices
 from kvplan.planning.fit import candidates as of
 from kvplan.planning.fit import rank
 from kvplan.planning.fit.ask import Ask, check
+from kvplan.planning.fit.cases import Case
 from kvplan.planning.fit.judge import judge
 from kvplan.planning.fit.misses import Misses
 from kvplan.planning.fit.result import SCHEMA, Fit, FitVerdict, Row
 from kvplan.planning.fit.rows import planned
-from kvplan.planning.fit.screen import CARRIES, Case, Screen, Started, measured_of
+from kvplan.planning.fit.screen import CARRIES, Screen, Started, measured_of
 from kvplan.planning.fit.stack import joined
 from kvplan.planning.speed.speculation import no_drafts
 

@@ -16,8 +16,8 @@ from kvplan.engines import get_engine
 from kvplan.errors import InputError, KvplanError, UnsupportedError
 from kvplan.planning.fit.ask import Ask
 from kvplan.planning.fit.candidates import Layout, cache_formats, engines_for, lacks, layouts, weight_formats
+from kvplan.planning.fit.cases import Case
 from kvplan.planning.fit.result import Fit, Row
-from kvplan.planning.fit.screen import Case
 from kvplan.planning.fit.search import fit
 from kvplan.planning.planner import plan_deployment
 from kvplan.planning.speed.profile import Lengths
