@@ -252,7 +252,7 @@ def test_targets_that_no_hardware_meets_together_are_refused(factor: float) -> N
     under_way = 17.92 * factor
     rate = under_way / 4.48
     given = {**SIZES, "request_rate": rate, "concurrency": 18, "ttft": 0.5, "tpot": 0.02}
-    if 18 > rate * 4.48:
+    if rate * 4.48 < 18:
         with pytest.raises(KvplanError, match="requests in flight at") as refused:
             plan_deployment(load_model("llama-3.1-8b"), load_gpu("h100-sxm"), "vllm", given)
         assert refused.value.hint == f"leave it out, or at most --concurrency {int(rate * 4.48)}"
