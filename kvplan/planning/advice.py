@@ -175,9 +175,17 @@ def _within_limit(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: T
 
 def _fewer_requests(model: ModelSpec, engine: Engine, outcome: Outcome, attempt: Try) -> Iterator[Hint]:
     settings = outcome.settings
-    if outcome.pool is None or not outcome.pool.starts or outcome.kv_bytes is None:
-        return
-    runs = running_at_once(engine, outcome.stages, settings, outcome.kv_bytes)
+    if engine.lays_out_pool:
+        if outcome.pool is None or not outcome.pool.starts or outcome.kv_bytes is None:
+            return
+        runs = running_at_once(engine, outcome.stages, settings, outcome.kv_bytes)
+    else:  # fewer requests leave more for the cache
+
+        def fits(concurrency: int) -> bool:
+            tried = attempt(concurrency=concurrency)
+            return tried is not None and bool(tried.fits)
+
+        runs = last_true(0, settings.concurrency, fits)
     if 0 < runs < settings.concurrency:
         yield Hint("--concurrency", str(runs), f"{runs:,} requests of {settings.request_tokens:,} tokens hold at once")
 

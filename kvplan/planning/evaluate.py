@@ -282,9 +282,10 @@ def obstacles(
     def too_many() -> str:
         if settings.concurrency == 1:
             return f"one request of {settings.request_tokens:,} tokens does not hold"
-        runs = running_at_once(engine, stages, settings, kv)
-        wanted = f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens"
-        return f"{wanted} do not hold at once; {runs:,} do"
+        wanted = f"{settings.concurrency:,} requests of {settings.request_tokens:,} tokens do not hold at once"
+        if not engine.lays_out_pool:  # fewer of them leave more for the cache: advice says how many do
+            return wanted
+        return f"{wanted}; {running_at_once(engine, stages, settings, kv):,} do"
 
     if pool is None:
         yield Obstacle(True, "kv", too_long)

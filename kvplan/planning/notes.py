@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvplan.errors import KvplanError
 from kvplan.planning.advice import smallest_thousandth
 from kvplan.planning.evaluate import Outcome, evaluate
+from kvplan.spec.arrays import last_true
 from kvplan.units import gib
 
 if TYPE_CHECKING:
@@ -120,6 +121,13 @@ def _breaks_first(model: ModelSpec, gpu: GpuSpec | None, engine: Engine, outcome
 
     tokens, shared = settings.request_tokens, ""
     holds = int(requests(engine, outcome.stages, settings, outcome.kv_bytes, by_cache=True))
+    if not engine.lays_out_pool:  # what they take beside the cache grows as they come
+
+        def together(count: int) -> bool:
+            running = replace(settings, concurrency=count * settings.data_parallel_size)
+            return bool(evaluate(model, gpu, engine, running).fits)
+
+        holds = last_true(0, holds + 1, together)
     if once := engine.shared_prefix_tokens(model, settings) if settings.shared_prefix_tokens else 0:
         shared = f", {once:,} of them held once for all"
     limit, name = running_limit(settings), engine.sequences_flag.removeprefix("--").replace("-", "_")

@@ -230,3 +230,22 @@ def test_advice_on_targets(name: str, gpu: str, given: dict[str, Any], monkeypat
         if field not in given and (smaller := first(names, lambda n, f=field: trying.holds(**{f: n}))):
             expected[f"--{field.replace('_', '-')}"] = smaller
     assert {flag: value for flag, value in found.items() if flag != "--request-rate"} == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "engine", "length"), [("apple-m4-max", "mlx", 8192), ("a100-sxm4-80gb", "transformers", 4096)]
+)
+def test_fewer_requests_leave_more_where_nothing_is_laid_out(
+    gpu: str, engine: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activations grow with the batch, so the most that hold are not those that the cache of one more would hold."""
+    given = {"max_model_len": length, "concurrency": 450}
+    made = plan("llama-3.1-8b", gpu=gpu, engine=engine, **given)
+    assert made.verdict.fits is False
+    found = int(advice(made)["--concurrency"])
+    monkeypatch.setattr(planner, "hints", lambda *_: ())
+    trying = Trying("llama-3.1-8b", gpu, engine, given)
+    assert trying.fits(concurrency=found)
+    assert not trying.fits(concurrency=found + 1)
+    (note,) = [n for n in trying(concurrency=1).verdict.notes if n.startswith("breaks first")]  # type: ignore[union-attr]
+    assert f"the cache, full with {found:,} requests" in note
