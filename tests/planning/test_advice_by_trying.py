@@ -85,19 +85,12 @@ def advice(made: Plan) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("name", "gpu", "engine", "given"), MEMORY, ids=[f"{n}-{c[0]}" for n, c in enumerate(MEMORY)])
-def test_advice_on_memory(
-    name: str, gpu: str, engine: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = plan(name, gpu=gpu, engine=engine, **given)
-    assert made.verdict.fits is False
-    found = advice(made)
-    monkeypatch.setattr(planner, "hints", lambda *_: ())
-    trying = Trying(name, gpu, engine, given)
+def more_gpus(trying: Trying, made: Plan) -> dict[str, str]:
+    """The narrowest layout over more GPUs with which it fits: wider layers first, then stages of the widest."""
     expected: dict[str, str] = {}
     tp, pp, dp = (made.inputs[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "data"))
     sizes = legal_sizes(trying.model, 8) if trying.own.splits_tensors else []
-    typed_gpus = " --gpus {}" if "gpus" in given else ""
+    typed_gpus = " --gpus {}" if "gpus" in trying.given else ""
     size = first((n for n in sizes if n != tp), lambda n: trying.fits(tensor_parallel_size=n, gpus=n * pp * dp))
     if size:
         expected["--tensor-parallel-size"] = f"{size}" + typed_gpus.format(size * pp * dp)
@@ -117,6 +110,19 @@ def test_advice_on_memory(
         elif stages:
             more = f" --pipeline-parallel-size {stages}" + typed_gpus.format(wide * stages * dp)
             expected["--tensor-parallel-size"] = f"{wide}{more}"
+    return expected
+
+
+@pytest.mark.parametrize(("name", "gpu", "engine", "given"), MEMORY, ids=[f"{n}-{c[0]}" for n, c in enumerate(MEMORY)])
+def test_advice_on_memory(
+    name: str, gpu: str, engine: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(name, gpu=gpu, engine=engine, **given)
+    assert made.verdict.fits is False
+    found = advice(made)
+    monkeypatch.setattr(planner, "hints", lambda *_: ())
+    trying = Trying(name, gpu, engine, given)
+    expected = more_gpus(trying, made)
     binding = made.verdict.binding
     if "weights" not in given and binding != "kv":
         smaller = first(trying.own.smaller_weights, lambda n: trying.fits(weights=n))
