@@ -38,7 +38,7 @@ def _group(mixer: CacheKind, formats: KvFormats) -> KvGroup | None:
     rows = stream_rows(mixer, formats)
     if not rows and not mixer.states():
         return None
-    scale = lcm(*(s.ratio for s, _, _ in rows)) if rows else 1
+    scale = lcm(*(s.ratio for s, _, _ in rows))
     growing = sum(size * (scale // s.ratio) for s, size, _ in rows if s.fixed_entries is None)
     fixed = state_bytes(mixer, formats) + sum(size * s.fixed_entries for s, size, _ in rows if s.fixed_entries)
     heads = dim_k = dim_v = window = ratio = None

@@ -99,8 +99,9 @@ def _others(log: Log, before: Deployment, kv_bytes: int) -> int | None:
     None where neither the log nor the modelled deployment says.
     """
     budget, weights = log.figure("budget"), log.figure("weights")
-    if before.gpu is None or before.model is None:
+    if before.gpu is None:
         return None
+    assert before.model is not None  # the caller looked
     plan: Plan = plan_deployment(before.model, before.gpu, before.engine, before.settings)
     row = min(plan.memory or (), key=lambda r: r.kv_bytes)
     spent = int(weights.value) if weights else row.weights_bytes

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from kvplan import load_model
+from kvplan import load_gpu, load_model
+from kvplan.catalog import model_ids
 from kvplan.engines import get_engine
 from kvplan.errors import InputError
 from kvplan.planning.drafts import served_model
+from kvplan.planning.evaluate import build_stages
 from kvplan.planning.settings import resolve
+from kvplan.planning.speed import work as of
+from kvplan.planning.speed.work import stage_work
+from kvplan.planning.weights import weight_format
+from kvplan.spec.ffn import MoeFfn
 from kvplan.spec.model import ModelSpec
 
 
@@ -57,3 +63,36 @@ def test_a_draft_is_a_spec_a_name_or_a_path() -> None:
     with pytest.raises(InputError, match="neither a name nor a path") as refused:
         served(model, 7)
     assert refused.value.where == "--speculative-config"
+
+
+@pytest.mark.parametrize("name", [name for name in model_ids() if load_model(name).draft_layers])
+def test_a_proposal_runs_one_module(name: str) -> None:
+    """Its layers, the projection before them and the model's head: the kernels, and the bytes of one of the modules."""
+    spec, device, engine = load_model(name), load_gpu("b200"), get_engine("generic")
+    drafts = '{"method": "mtp", "num_speculative_tokens": 1}'
+    settings, _ = resolve(spec, device, get_engine("vllm"), {"max_model_len": 4096, "speculative_config": drafts})
+    spec = served_model(spec, get_engine("vllm"), settings)
+    weights = weight_format(spec, "auto")
+    stages, roles = build_stages(spec, engine, settings, weights)
+    target = stage_work(spec, stages[-1], roles[-1], engine.kv_formats(spec, settings), settings)
+    work, (held,) = target.draft, [role for role in roles[-1] if role.role == "draft"]
+    assert work is not None
+    layers = spec.draft_layers
+    modules = next(m for m in range(len(layers), 0, -1) if layers == layers[: len(layers) // m] * m)
+    linear, attention, routed = 1 + 1, 0, 0  # the head, and the projection
+    for layer in layers[: len(layers) // modules]:
+        for mixer in spec.blocks[layer].mixers:
+            index = sum(read.stream.role == "index" for read in mixer.reads()) > 0
+            linear += mixer.linear_kernels + 2 * index
+            attention += 1 + index
+        for ffn in spec.blocks[layer].ffns:
+            if isinstance(ffn, MoeFfn):
+                linear, routed = linear + 3 + 2 * bool(ffn.shared_intermediate_size), routed + 1
+            else:
+                linear += 2
+    assert tuple(work.kernels) == (linear, attention, len(layers) // modules, routed)
+    read = work.weight_bytes + sum(each.num_bytes for each in work.experts)
+    assert read == pytest.approx(held.num_bytes / modules + target.head_bytes, rel=1e-3)
+    assert (work.head_bytes, work.head_parameters) == (target.head_bytes, target.head_parameters)
+    assert work.edge_bytes == 0
+    assert of.token_parameters(work) < held.parameters / modules + target.head_parameters + 1

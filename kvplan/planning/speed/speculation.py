@@ -32,7 +32,7 @@ def speculative_seconds(setup: Setup, batch: Any, context: Any, drafts: int) -> 
     """
     works, rates, layout, _ = setup
     checked = decode.step(works, rates, layout, batch, context, width=1 + drafts).seconds
-    micro = batch if layout.pp == 1 else -(-batch // layout.pp)
+    micro = -(-batch // layout.pp)
     drafting = drafts * proposal_seconds(setup, micro, context)
     if layout.pp == 1:
         return checked + drafting

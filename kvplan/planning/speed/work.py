@@ -143,7 +143,8 @@ def _draft_work(
         parts.append(held._replace(role="head", num_bytes=target.head_bytes, parameters=target.head_parameters))
     place = stage._replace(spec=spec, first=False)
     found = stage_work(whole_spec, place, tuple(parts), target.formats, settings)
-    projections = sum(1 for t in model.draft_tensors if t.role == "draft" and len(t.shape) > 1)
+    # what writes the hidden state: norms stand in one tensor too, with a row each
+    projections = sum(1 for t in model.draft_tensors if t.role == "draft" and t.shape[0] == model.hidden_size)
     kernels = found.kernels._replace(linear=found.kernels.linear + projections)
     return found._replace(kernels=kernels, edge_bytes=0)
 

@@ -44,6 +44,7 @@ def legal(name: str, tp: int) -> bool:
     [
         {}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 3}, {"data_parallel_size": 2},
         {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, {"enable_expert_parallel": True},
+        {"tensor_parallel_size": 8, "decode_context_parallel_size": 2}, {"decode_context_parallel_size": 1},
     ],
     ids=lambda pinned: "-".join(pinned) or "free",
 )  # fmt: skip
@@ -66,12 +67,14 @@ def test_layouts_are_those_of_a_list(name: str, engine: str, pinned: dict[str, A
             continue
         found = [Layout(tp, pp)]
         if splits and (pp == 1 or "pipeline_parallel_size" in pinned):
-            if tp > heads and tp // heads > 1:
+            if tp > heads and tp // heads > 1 and "decode_context_parallel_size" not in pinned:
                 found.append(Layout(tp, pp, dcp=tp // heads))
             if routed and tp in (1, widest) and "data_parallel_size" not in pinned:
                 found += [Layout(tp, pp, dp, 1, True) for dp in (2, 4, 8, 16)]
         if "data_parallel_size" in pinned:
             found = [each._replace(dp=pinned["data_parallel_size"]) for each in found]
+        if "decode_context_parallel_size" in pinned:
+            found = [each._replace(dcp=pinned["decode_context_parallel_size"]) for each in found]
         if "enable_expert_parallel" in pinned:
             found = [each._replace(expert_parallel=True) for each in found]
         expected |= {each for each in found if each.tp * each.pp * each.dp <= 64 or pinned}
@@ -91,7 +94,7 @@ def test_a_layout_says_what_differs_from_one_gpu() -> None:
     assert Layout(2, 3, 4).world == 24
 
 
-@pytest.mark.parametrize("name", gpu_ids()[::7])
+@pytest.mark.parametrize("name", gpu_ids())
 def test_formats_that_nobody_asked_for_need_units_or_kernels(name: str) -> None:
     """fp8 where a device multiplies it or vLLM unpacks it: weights from capability 7.5, caches 8.0, latent ones 8.9."""
     gpu = load_gpu(name)
@@ -111,7 +114,7 @@ def test_formats_that_nobody_asked_for_need_units_or_kernels(name: str) -> None:
 
 
 def test_the_engine_of_a_device_is_the_usual_one_or_what_was_asked_for() -> None:
-    for name in gpu_ids()[::5]:
+    for name in gpu_ids():
         gpu = load_gpu(name)
         assert engines_for(gpu, ()) == ["mlx" if gpu.vendor == "apple" else "vllm"]
         asked = ("vllm@0.20.0", "mlx", "llama.cpp", "tensorrt-llm")

@@ -142,9 +142,26 @@ def test_a_search_finds_what_trying_every_way_finds(name: str, given: dict[str, 
     assert answer.gpus_feasible == len({row.gpu for row in answer.rows})
     assert answer.gpus_tried == len(ask.gpus)
     assert answer.verdict.carries is bool(ways)
+    check_inputs(answer, ask, name)
     for key, row in ways.items():
         check_figures(row, ask, *tried[key])
     check_order(answer, ask)
+
+
+def check_inputs(answer: Fit, ask: Ask, name: str) -> None:
+    """What was asked, as the answer repeats it."""
+    inputs, lengths = answer.inputs, ask.lengths
+    assert (inputs["model"], inputs["source"]) == (name, name)
+    assert (inputs["prompt_tokens"], inputs["output_tokens"]) == (lengths.prompt, lengths.output)
+    assert (inputs["prompt_cv"], inputs["output_cv"]) == (lengths.prompt_cv, lengths.output_cv)
+    assert (inputs["prompts"], inputs["outputs"]) == (ask.prompts.text, ask.outputs.text)
+    assert inputs["shared_prefix_tokens"] == ask.settings.get("shared_prefix_tokens", 0)
+    assert inputs["max_model_len"] == ask.settings.get("max_model_len", ask.longest)
+    for field in ("request_rate", "concurrency", "ttft", "tpot", "max_gpus"):
+        assert inputs[field] == getattr(ask, field)
+    assert (inputs["engines"], inputs["weights"]) == (list(ask.engines), list(ask.weights))
+    assert inputs["kv_cache_dtype"] == list(ask.kv_formats)
+    assert inputs["settings"] == {key: value for key, value in ask.settings.items() if value is not None}
 
 
 def check_figures(row: Row, ask: Ask, copies: int, made: Plan) -> None:
