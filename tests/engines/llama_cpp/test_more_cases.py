@@ -7,6 +7,7 @@ called ``made up`` have shapes that exercise an architecture's rules; their comp
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ OURS = {
     "n_batch": "batch_size", "n_ubatch": "ubatch_size",
 }  # fmt: skip
 
-MODELS = [json.loads(line) for line in Path("tests/data/cases/llama_cpp_more.jsonl").read_text().splitlines()]
+DATA = Path("tests/data/cases")
+MORE = (DATA / "llama_cpp_more.jsonl").read_text()
+WIDE = lzma.decompress((DATA / "llama_cpp_wide.jsonl.xz").read_bytes()).decode()
+MODELS = [json.loads(line) for line in (*MORE.splitlines(), *WIDE.splitlines())]
 CASES = [
     pytest.param(model, case, id=f"{model['arch']}-{model['model']}-{n}")
     for model in MODELS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from kvplan.planning.planner import plan_deployment
 from kvplan.sources.hf.read import read_config
 
 DATA = Path("tests/data/cases")
-CASES = [json.loads(line) for line in (DATA / "mlx_lm_more.jsonl").read_text().splitlines()]
+MORE = (DATA / "mlx_lm_more.jsonl").read_text()
+WIDE = lzma.decompress((DATA / "mlx_lm_wide.jsonl.xz").read_bytes()).decode()
+CASES = [json.loads(line) for line in (*MORE.splitlines(), *WIDE.splitlines())]
 SLOTS = json.loads((DATA / "mlx_lm_slots.json").read_text())
 """[class, prompt, prompt and output tokens, prefill step, window or chunk, slots at the end, slots after the prompt]"""
 

@@ -1,4 +1,4 @@
-"""More recorded caches of transformers 5.24.0, of every decoder family that its classes and kvplan both know.
+"""More recorded caches of transformers 5.24.0 and 4.57.6, of every decoder family that classes and kvplan both know.
 
 Recorded on the CPU from the classes' own defaults with some sizes changed: what the cache object holds after a prompt
 and some steps, and the storages that its tensors keep alive after each.
@@ -7,6 +7,7 @@ and some steps, and the storages that its tensors keep alive after each.
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from kvplan.errors import UnsupportedError
 from kvplan.planning.planner import plan_deployment
 from kvplan.sources.hf.read import read_config
 
-CASES = [json.loads(line) for line in Path("tests/data/cases/transformers_more.jsonl").read_text().splitlines()]
+DATA = Path("tests/data/cases")
+MORE = (DATA / "transformers_more.jsonl").read_text()
+WIDE = lzma.decompress((DATA / "transformers_wide.jsonl.xz").read_bytes()).decode()
+CASES = [json.loads(line) for line in (*MORE.splitlines(), *WIDE.splitlines())]
 NAMES = {
     "nbits": "cache_nbits", "q_group_size": "cache_group_size", "residual_length": "cache_residual_length",
     "backend": "cache_backend", "max_cache_len": "max_cache_len",
