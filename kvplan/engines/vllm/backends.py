@@ -69,6 +69,7 @@ BACKENDS: dict[str, Backend] = {
     "CUTLASS_MLA": Backend((128,), "mla", (10,), multiple=False),
     "TRITON_MLA": Backend((16,), "mla"),
     "FLASH_ATTN_MLA_SPARSE": Backend((64,), "sparse", (9,), quantized=False),
+    "FLASH_ATTN_MLA_SPARSE_FA4": Backend((64,), "sparse", (10,), quantized=False, row_stride=32),
     "FLASHMLA_SPARSE": Backend(
         (64,), "sparse", (9, 10), row="fp8_ds_mla", formats=("fp8_e4m3", "fp8_ds_mla", "nvfp4_ds_mla")
     ),
@@ -123,6 +124,7 @@ def choose(
     cache_format: str = "",
     block_size: int | None = None,
     rope_free: bool = False,
+    few_heads: bool = False,
 ) -> str:
     """The backend that vLLM picks.
 
@@ -133,6 +135,7 @@ def choose(
         cache_format: canonical name of the cache's format; some formats have a backend of their own.
         block_size: what the user asked for; backends that cannot take it are passed over.
         rope_free: latent rows have no rotary part; few kernels read such.
+        few_heads: a rank has 16 query heads or fewer, which FlashMLA pads.
 
     Raises:
         UnsupportedError: no backend takes these settings; names the nearest block size that works.
@@ -142,10 +145,10 @@ def choose(
             return "TURBOQUANT"
         if cache_format == "nvfp4":
             return "FLASHINFER"
-    if cache_format.endswith("_ds_mla"):
-        return "FLASHMLA_SPARSE"
     major = int(capability.partition(".")[0] or 0)
-    order = _ROPE_FREE.get(major, ()) if rope_free else _order(family, major, quantized, rules)
+    if cache_format.endswith("_ds_mla") and family != "sparse":
+        return "FLASHMLA_SPARSE"
+    order = _ROPE_FREE.get(major, ()) if rope_free else _order(family, major, quantized, rules, few_heads=few_heads)
     if family == "dense" and cache_format.endswith("per_token_head"):
         order = ("TRITON_ATTN",)
     able = [n for n in order if _able(BACKENDS[n], major, quantized) and reads(n, capability, cache_format, rules)]
@@ -243,13 +246,17 @@ def _reasons(backend: Backend, name: str, family: str, capability: str, cache_fo
     return found
 
 
-def _order(family: str, major: int, quantized: bool, rules: Rules) -> tuple[str, ...]:
+def _order(
+    family: str, major: int, quantized: bool, rules: Rules, *, few_heads: bool = False
+) -> tuple[str, ...]:  # fmt: skip
     orders = _ORDER[family]
     found = orders.get(major) or orders[0]
     if family == "sparse" and major == 10 and not quantized:
+        if few_heads:
+            return ("FLASH_ATTN_MLA_SPARSE_FA4", *found) if rules.has("fa4_sparse") else found
         return found[::-1]  # FlashMLA first for bf16 rows
-    if family == "sparse" and not rules.has("hybrid_prefix_caching"):
-        return tuple(n for n in found if n != "FLASH_ATTN_MLA_SPARSE")  # came with 0.28.0
+    if family == "sparse" and not rules.has("flash_attn_sparse"):
+        return tuple(n for n in found if n != "FLASH_ATTN_MLA_SPARSE")
     return found
 
 

@@ -78,9 +78,7 @@ def defaults(
             stored = _plain_format(model, str(dtype), rules)
             _check_format(model, stored, str(dtype), rules)
             backends.check_choice(str(given["attention_backend"]), family, capability, stored.name, rules)
-        name = given.get("attention_backend") or _backend(
-            model, family, capability, str(dtype), given.get("block_size"), rules
-        )
+        name = given.get("attention_backend") or _backend(model, family, capability, str(dtype), given, rules)
         extra["attention_backend"] = str(name).upper()
         found["attention_backend"] = (extra["attention_backend"], f"{version} vllm/platforms/cuda.py: first that fits")
     gdn = {m.key_head_dim for m in mixers_of(model) if m.kind == "gated_delta_net"}  # type: ignore[attr-defined]
@@ -139,20 +137,22 @@ def _batch(gpu: GpuSpec, given: dict[str, Any], rules: Rules, longest: int) -> d
     return {"max_num_batched_tokens": (batched, source), "max_num_seqs": (min(running, batched), source)}
 
 
-def _backend(model: ModelSpec, family: str, capability: str, dtype: str, block: int | None, rules: Rules) -> str:
-    fmt = _plain_format(model, dtype, rules)
+def _backend(model: ModelSpec, family: str, device: str, dtype: str, given: dict[str, Any], rules: Rules) -> str:
+    fmt, block = _plain_format(model, dtype, rules), given.get("block_size")
     quantized, name = fmt.name not in backends.PLAIN_FORMATS, fmt.name
     packed_rows = quantized or (dtype == "auto" and not rules.has("v32_auto_is_bf16"))
     if family == "sparse" and packed_rows and not rules.has("v32_fp8_by_backend"):
         return "FLASHMLA_SPARSE"
     if not rules.has("backend_chooses_block"):
         block = None  # the platform forces the block, not the backend
-        if family == "mla" and capability.startswith("10.") and not rules.has("mamba_cache_modes"):
+        if family == "mla" and device.startswith("10.") and not rules.has("mamba_cache_modes"):
             return "CUTLASS_MLA"
     free = family == "sparse" and rope_free(mixers_of(model))
+    heads = max(getattr(m, "query_heads", 0) for m in mixers_of(model)) // given.get("tensor_parallel_size", 1)
     return backends.choose(
-        family, capability, rules, quantized=quantized, cache_format=name, block_size=block, rope_free=free
-    )
+        family, device, rules, quantized=quantized, cache_format=name, block_size=block, rope_free=free,
+        few_heads=heads <= 16,
+    )  # fmt: skip
 
 
 def _plain_format(model: ModelSpec, dtype: str, rules: Rules) -> Format:

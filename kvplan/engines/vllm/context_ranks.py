@@ -63,7 +63,8 @@ def _check_sparse(settings: Settings, rules: Rules, cache: str, where: str) -> N
     Raises:
         UnsupportedError: the backend is none of them.
     """
-    flashinfer = str(settings.extra.get("attention_backend", "")).startswith("FLASHINFER")
+    backend = str(settings.extra.get("attention_backend", ""))
+    flashinfer = backend.startswith("FLASHINFER") or backend.endswith("_FA4")  # which decodes on FlashInfer's terms
     change = "flashinfer_sparse_context_ranks" if flashinfer else "sparse_context_ranks"
     if not rules.has(change):
         why, hint = f"before {'.'.join(map(str, CHANGES[change].since))}", f"type {where} 1"

@@ -194,6 +194,14 @@ CHANGES: dict[str, Change] = {
         (0, 32, 0), "MiMo-V2 keeps its cache in the format asked for (before: in its own dtype)",
         "vllm/model_executor/models/mimo_v2.py",
     ),
+    "flash_attn_sparse": Change(
+        (0, 25, 0), "16-bit rows of sparse latent attention are FlashAttention's on compute capability 9 (before: "
+        "FlashMLA's)", "vllm/platforms/cuda.py",
+    ),
+    "fa4_sparse": Change(
+        (0, 33, 0), "16-bit rows of sparse latent attention, of 16 query heads or fewer on a rank, are FlashAttention "
+        "4's on compute capability 10 (before: FlashInfer's)", "vllm/platforms/cuda.py",
+    ),
     "sparse_context_ranks": Change(
         (0, 29, 0), "FlashMLA's sparse kernel reads fp8 rows that context ranks share",
         "vllm/v1/attention/backends/mla/flashmla_sparse.py",

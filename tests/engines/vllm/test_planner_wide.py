@@ -31,7 +31,7 @@ from kvplan.spec.model import ModelSpec
 FILE = Path(__file__).parents[2] / "data" / "cases" / "vllm_planner.jsonl.xz"
 CONFIGS, *CASES = [json.loads(line) for line in lzma.decompress(FILE.read_bytes()).decode().splitlines()]
 DEVICES = {
-    "8.0": "a100-80gb-sxm", "8.9": "l40s", "9.0": "h100-sxm", "10.0": "b200", "12.0": "rtx-pro-6000-blackwell",
+    "8.0": "a100-80gb-sxm", "8.9": "l40s", "9.0": "h100-sxm", "10.0": "b200", "12.0": "rtx-pro-6000-blackwell-server",
 }  # fmt: skip
 """Compute capability -> the device whose memory and name the engine was told."""
 
