@@ -74,6 +74,12 @@ class Tests:
         }
         return frozenset(file + "::" + known.partition("::")[2] for known, file in stated.items() if file in files)
 
+    def _asking(self, path: str, cached: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+        """Tests of a cached function: only the first that asks has run its lines, but a fork begins with empty caches."""
+        name = re.compile(rf"\b{cached.name}\(")
+        uses = ((p, n) for p, lines in _texts().items() for n, text in enumerate(lines, 1) if name.search(text))
+        return set().union(self.importing(path), *(self.at(p, n, n) for p, n in uses))
+
     def reaching(self, path: str, site: Site, tree: ast.Module) -> list[str]:
         """Tests that can notice a change of a site, in the order they are tried."""
         if site.inside is not None:
@@ -81,6 +87,8 @@ class Tests:
             found = self.at(path, node.lineno, node.end_lineno or node.lineno) or self.at(
                 path, statement.lineno, statement.lineno
             )
+            if any("cache" in ast.unparse(how) for how in site.inside.decorator_list):
+                found = found | self._asking(path, site.inside)
         else:
             found = set().union(*(self.at(p, line, line) for p, line in _uses(path, site, tree)))
             for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):

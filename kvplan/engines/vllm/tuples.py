@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def tuple_groups(layers: list[CacheLayer], rules: Rules) -> list[Group]:
     """One group of every cache that stays whole, and the windows cut into groups of about as many tuples.
 
-    Until 0.28 a window's page is padded to the next larger one of the first group, so that they can share a slot.
+    Until 0.26 a window's page is padded to the next larger one of the first group, so that they can share a slot.
     """
     slots = "" if rules.has("v4_windows_unpadded") else "page" if rules.has("v4_slots_by_page") else "tuple"
     whole = [i for i, layer in enumerate(layers) if layer.family == "mla"]

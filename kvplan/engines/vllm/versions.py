@@ -144,7 +144,7 @@ CHANGES: dict[str, Change] = {
         (0, 28, 0), "prefix caching on by default for hybrids",
         "vllm/engine/arg_utils.py",
     ),
-    "v4_windows_unpadded": Change((0, 28, 0), "DeepSeek-V4 windows keep their own page sizes", _PLANNING),
+    "v4_windows_unpadded": Change((0, 27, 0), "DeepSeek-V4 windows keep their own page sizes", _PLANNING),
     "largest_batch_tier": Change((0, 28, 0), "16,384 batched tokens from 160 GiB on", "vllm/engine/arg_utils.py"),
     "window_keeps_drafts": Change((0, 28, 0), "windows keep tokens for multi-module drafts", _SPECS),
     "align_is_default": Change(
@@ -193,6 +193,9 @@ CHANGES: dict[str, Change] = {
     "mimo_reads_format": Change(
         (0, 32, 0), "MiMo-V2 keeps its cache in the format asked for (before: in its own dtype)",
         "vllm/model_executor/models/mimo_v2.py",
+    ),
+    "sm120_sparse": Change(
+        (0, 24, 0), "sparse latent attention runs on compute capability 12", "vllm/platforms/cuda.py"
     ),
     "flash_attn_sparse": Change(
         (0, 25, 0), "16-bit rows of sparse latent attention are FlashAttention's on compute capability 9 (before: "

@@ -1,4 +1,4 @@
-"""The attention backend that vLLM's own selector picked, release by release: 0.17.0 to 0.33.0.
+"""The attention backend that vLLM's own selector picked, release by release: 0.20.0 to 0.33.0.
 
 Each release's ``vllm/v1/attention/selector.py`` and ``vllm/platforms/cuda.py`` ran without a device, with every kernel
 taken to be there: three kinds of attention, six compute capabilities, the formats of a cache, and sizes of a block. A
@@ -20,7 +20,7 @@ from kvplan.errors import KvplanError
 
 FILE = Path(__file__).parents[2] / "data" / "cases" / "vllm_backends.json.xz"
 CHOSEN: dict[str, list[tuple[str, str, str, int | None, str | None]]] = json.loads(lzma.decompress(FILE.read_bytes()))
-"""Release -> rows of capability, kind, ``--kv-cache-dtype``, ``--block-size``, and the backend (None: there is none)."""
+"""Release -> rows of capability, kind, ``--kv-cache-dtype``, ``--block-size``, and the backend (None: none)."""
 DEVICES = {
     "7.5": "t4", "8.0": "a100-80gb-sxm", "8.9": "l40s", "9.0": "h100-sxm", "10.0": "b200",
     "12.0": "rtx-pro-6000-blackwell-server",
