@@ -75,7 +75,7 @@ class Tests:
         return frozenset(file + "::" + known.partition("::")[2] for known, file in stated.items() if file in files)
 
     def _asking(self, path: str, cached: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-        """Tests of a cached function: only the first that asks has run its lines, but a fork begins with empty caches."""
+        """Tests of a cached function: only the first that asks ran its lines, but a fork begins with empty caches."""
         name = re.compile(rf"\b{cached.name}\(")
         uses = ((p, n) for p, lines in _texts().items() for n, text in enumerate(lines, 1) if name.search(text))
         return set().union(self.importing(path), *(self.at(p, n, n) for p, n in uses))
