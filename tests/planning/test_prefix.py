@@ -34,6 +34,20 @@ def test_vllm_by_hand() -> None:
     assert row == AtPrefix(4096, 4096, (9_999 - 256) // 80, 9_999 // 336)
 
 
+@pytest.mark.parametrize(
+    ("output", "requests"),
+    # 600 of 700 + 60 tokens in 37 blocks of 16; a request has 48, and one that a window keeps besides
+    [(60, 1 + (9_999 - 49) // (49 - 37)), (4096 - 700, 1 + (9_999 - 257) // (257 - 37)), (4097 - 700, 9_999 // 258)],
+)
+def test_a_window_shares_while_requests_end_within_it(output: int, requests: int) -> None:
+    """mistral-7b-v0.1: 32 layers with a window of 4,096; beyond it the beginning of a request is let go."""
+    found = plan("mistral-7b-v0.1", prompt_tokens=700, output_tokens=output, shared_prefix_tokens=600,
+                 kv_cache_memory_bytes=10_000 * 16 * 131_072)  # fmt: skip
+    assert found.capacity is not None
+    row = next(row for row in found.capacity.by_shared_prefix if row.prefix_tokens == 600)
+    assert row == AtPrefix(600, 592, requests, 9_999 // (-(-(700 + output) // 16) + 1))
+
+
 def test_the_generic_engine_by_hand() -> None:
     """64 GiB are 524,288 tokens of 128 KiB."""
     row = at(4096, engine="generic", prompt_tokens=5120, output_tokens=256, shared_prefix_tokens=4096,

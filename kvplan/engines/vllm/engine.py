@@ -11,7 +11,7 @@ from kvplan.engines.common import balanced_split
 from kvplan.engines.vllm import budget, choices, layout, speculation
 from kvplan.engines.vllm.flags import SERVED
 from kvplan.engines.vllm.layout import Layout
-from kvplan.engines.vllm.requests import group_blocks
+from kvplan.engines.vllm.requests import group_blocks, shared_blocks
 from kvplan.engines.vllm.specs import WHOLE, CacheLayer
 from kvplan.engines.vllm.states import STATE_KINDS
 from kvplan.engines.vllm.versions import BUDGET_FROM, LATEST, RELEASES, Rules, nearest, parse
@@ -292,8 +292,7 @@ class Vllm(Engine):
         need = running * laid.blocks(settings.request_tokens)
         shared = self._shared_tokens(laid, settings)
         for group in laid.groups if is_array(shared) or shared else ():
-            if group.first.family in WHOLE:
-                need = need - (running - 1) * group_blocks(group, shared, laid.limits)
+            need = need - (running - 1) * shared_blocks(group, shared, settings.request_tokens, laid.limits)
         return need <= self._num_blocks(stages, settings, kv_bytes) - NULL_BLOCKS
 
     def shared_prefix_tokens(self, model: ModelSpec, settings: Settings) -> Number:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvplan.engines.vllm.specs import CacheLayer, Group, up
-from kvplan.spec.arrays import Number, largest, most, smaller
+from kvplan.engines.vllm.specs import WHOLE, WINDOWED, CacheLayer, Group, up
+from kvplan.spec.arrays import Number, choose, largest, most, smaller
 
 
 class Limits(NamedTuple):
@@ -55,6 +55,22 @@ def group_blocks(group: Group, tokens: Number, limits: Limits) -> Number:
     if not group.mixed:
         return layer_blocks(group.first, tokens, limits)
     return largest(layer_blocks(layer, tokens, limits) for layer in dict.fromkeys(group.layers))
+
+
+def shared_blocks(group: Group, shared: Number, tokens: Number, limits: Limits) -> Number:
+    """Blocks of one group that requests of `tokens` have in common behind a prefix of `shared` tokens in whole blocks.
+
+    A window shares what no request has left behind: all of the prefix while requests end within it. Beyond that
+    nothing is counted, although the latest blocks are shared as long as nobody moves on.
+    Source: vLLM ``vllm/v1/core/single_type_kv_cache_manager.py``, ``find_longest_cache_hit``: blocks from the start are
+    a hit however few they are.
+    """
+    first = group.first
+    if first.family in WHOLE:
+        return group_blocks(group, shared, limits)
+    if first.family in WINDOWED and first.window is not None and not group.mixed:
+        return choose(tokens <= first.window, up(shared, first.block_size), 0)
+    return 0
 
 
 def alike(groups: list[Group]) -> list[tuple[Group, int]]:
