@@ -117,6 +117,10 @@ def _read_axis(text: str, names: Mapping[str, Option | None]) -> Axis:
         part = part.strip()
         if not part:
             raise InputError("an empty value", where=where, hint=f"{where}=V1,V2")
+        if values and len(part) == 3 and part.isdigit() and part[0] == "0":
+            raise InputError(
+                f"{part!r} looks like the end of a number", where=where, hint="commas part values: 1024, not 1,024"
+            )
         values.append(_read_values(part, option, key, where))
     found: Sequence[Any] = values[0] if len(values) == 1 else [v for some in values for v in some]
     if len(values) > 1:

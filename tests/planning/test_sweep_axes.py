@@ -50,6 +50,7 @@ def test_short_names_and_settings_are_the_same_axis() -> None:
         (["concurrency"], {}, "has no values", "concurrency=1,8,64"),
         (["concurrency="], {}, "an empty value", "=V1,V2"),
         (["concurrency=1,,2"], {}, "an empty value", ""),
+        (["concurrency=1,024"], {}, "'024' looks like the end of a number", "1024, not 1,024"),
         (["concurrency=0"], {}, "0 is too small", "at least 1"),
         (["concurrency=x"], {}, "'x' is not a whole number", ""),
         (["concurrency=9..1"], {}, "runs backwards", "1..9"),
