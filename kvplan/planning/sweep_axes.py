@@ -111,7 +111,8 @@ def _read_axis(text: str, names: Mapping[str, Option | None]) -> Axis:
         raise InputError(f"{printable(text, 60)!r} has no values", where=FLAG, hint=f"{FLAG} concurrency=1,8,64")
     if key not in names:
         raise UnknownNameError("flag to vary", key, sorted(names), where=FLAG, more="any planning flag, without dashes")
-    option, values = names[key], []
+    option = names[key]
+    values: list[Sequence[Any]] = []
     where = f"{FLAG} {key}"
     for part in rest.split(";" if ";" in rest else ","):
         part = part.strip()
