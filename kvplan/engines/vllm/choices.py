@@ -161,8 +161,8 @@ def _plain_format(model: ModelSpec, dtype: str, rules: Rules) -> Format:
     if rules.format_unread(model.architecture):
         name = model.dtype
     elif name == "auto":
-        declared = model.checkpoint.kv_cache_format if model.checkpoint else None
-        name = declared or model.dtype
+        taken = model.checkpoint is not None and rules.has("checkpoint_names_format")
+        name = (model.checkpoint.kv_cache_format if model.checkpoint and taken else None) or model.dtype
     key, _, value = name.partition(",")
     found = get_format(key, use="cache", where="--kv-cache-dtype")
     if value and get_format(value, use="cache", where="--kv-cache-dtype").name != found.name:

@@ -56,6 +56,10 @@ CHANGES: dict[str, Change] = {
         (0, 14, 0), "weights in fp8 and nvfp4 begin at compute capability 7.5 (before: 8.0)",
         "vllm/model_executor/layers/quantization/fp8.py",
     ),
+    "checkpoint_names_format": Change(
+        (0, 14, 0), "the cache format that a checkpoint declares is taken where none is asked for",
+        "vllm/utils/torch_utils.py",
+    ),
     "mamba_cache_modes": Change((0, 15, 0), "mamba cache modes none, align and all", _SPECS),
     "mamba2_draft_columns": Change((0, 17, 0), "Mamba 2 keeps a convolution column per draft token", _STATES),
     "performance_modes": Change(

@@ -202,3 +202,16 @@ def test_a_length_that_no_key_states() -> None:
     made = plan("falcon-mamba-7b", gpu="h100-sxm", kv_cache_memory_bytes=2976 * 64 * 311296)
     assert made.inputs["max_model_len"] == 2048
     assert (made.capacity.num_blocks, made.capacity.engine_reported_tokens) == (2976, 6094848)
+
+
+@pytest.mark.parametrize(("version", "bytes_per_element"), [("0.13.0", 2), ("0.14.0", 1), ("0.20.0", 1), ("0.33.0", 1)])
+def test_a_format_that_the_checkpoint_declares(version: str, bytes_per_element: int) -> None:
+    """``kv_cache_quant_algo`` of ModelOpt is read since 0.14.0; before it, ``auto`` is the model's own dtype."""
+    config = json.loads((CONFIGS / "llama-3.1-8b.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"],
+    }  # fmt: skip
+    given = {"kv_cache_memory_bytes": 20 * 10**9, "max_model_len": 4096}
+    made = plan_deployment(read_config(config), load_gpu("h100-sxm"), f"vllm@{version}", given).capacity
+    assert made is not None
+    assert made.num_blocks == 20 * 10**9 // (32 * 16 * 8 * 256 * bytes_per_element)
