@@ -145,3 +145,65 @@ def test_a_text_part_that_does_not_say_what_it_is() -> None:
     assert (found.blocks, found.layers) == (named.blocks, named.layers)
     nested = {"model_type": "qwen3_vl", "text_config": {"num_hidden_layers": 2}}
     assert read_config(nested).family == "qwen3_vl_text"
+
+
+OPENELM = {
+    "model_type": "openelm", "ffn_dim_divisor": 256, "ffn_with_glu": True, "head_dim": 64, "max_context_length": 2048,
+    "ffn_multipliers": [0.5, 0.73, 0.97, 1.2, 1.43, 1.67, 1.9, 2.13, 2.37, 2.6, 2.83, 3.07, 3.3, 3.53, 3.77, 4.0],
+    "num_kv_heads": [3] * 5 + [4] * 7 + [5] * 4, "num_query_heads": [12] * 5 + [16] * 7 + [20] * 4,
+    "model_dim": 1280, "normalize_qk_projections": True, "num_transformer_layers": 16, "num_gqa_groups": 4,
+    "qkv_multipliers": [0.5, 1.0], "share_input_output_layers": True, "vocab_size": 32000,
+}  # fmt: skip
+
+
+def test_layers_that_grow() -> None:
+    """OpenELM-270M: its published total, and heads of its own in each group of layers."""
+    found = read_config(OPENELM)
+    assert (found.parameters, found.max_position_embeddings) == (271_527_168, 2048)
+    heads = [m.kv_heads for name in found.layers for m in found.blocks[name].mixers]
+    assert heads == OPENELM["num_kv_heads"]
+    with pytest.raises(SpecError, match="ffn_multipliers"):
+        read_config({**OPENELM, "ffn_multipliers": ["1.0"] * 16})
+    with pytest.raises(SpecError, match="16"):
+        read_config({**OPENELM, "num_kv_heads": [4]})
+
+
+def test_layers_that_run_twice() -> None:
+    """Nanbeige: each run has a cache, as MLX-LM 0.32.2 makes them; the weights are those of one."""
+    plain = {"model_type": "nanbeige", "num_hidden_layers": 3, **NARROW, "sliding_window": None}
+    once, twice = read_config(plain), read_config({**plain, "num_loops": 2})
+    assert (len(once.layers), len(twice.layers)) == (3, 6)
+    assert once.parameters == twice.parameters
+    with pytest.raises(SpecError, match="loop_share_kv"):
+        read_config({**plain, "num_loops": 2, "loop_share_kv": True})
+    with pytest.raises(SpecError, match="num_loops"):
+        read_config({**plain, "num_loops": 0})
+
+
+def test_windows_of_plamo_3() -> None:
+    """Every eighth layer is global, as in MLX-LM 0.32.2 and llama.cpp (``plamo3``)."""
+    plamo = {"model_type": "plamo3", "num_hidden_layers": 17, **NARROW, "sliding_window": None, "window_size": 64}
+    assert kinds(read_config(plamo)) == (["sliding"] * 7 + ["full"]) * 2 + ["sliding"]
+    assert kinds(read_config({**plamo, "sliding_window_pattern": 2}))[:3] == ["sliding", "full", "sliding"]
+
+
+@pytest.mark.parametrize(
+    ("version", "bias", "qk_norm"), [(2.5, False, None), (2.6, True, None), ("2.6", True, None), (4.5, False, "head")]
+)
+def test_language_models_of_minicpm_v(version: object, bias: bool, qk_norm: str | None) -> None:
+    flat = {"model_type": "minicpmv", "num_hidden_layers": 2, **NARROW, "sliding_window": None, "version": version}
+    mixer: Any = read_config(flat).blocks["layer"].mixers[0]
+    assert (mixer.qkv_bias, mixer.qk_norm) == (bias, qk_norm)
+
+
+def test_experts_of_two_modes() -> None:
+    """ERNIE 4.5 VL lists sizes by mode, text first; only the text's are routed to by text."""
+    flat = {
+        "model_type": "ernie4_5_moe_vl", "num_hidden_layers": 3, **NARROW, "sliding_window": None, "moe_k": 2,
+        "moe_num_experts": [8, 6], "moe_intermediate_size": [24, 12], "moe_layer_start_index": [1, 1],
+        "moe_layer_end_index": [2, 2], "moe_num_shared_experts": 1, "moe_layer_interval": 1,
+    }  # fmt: skip
+    found = read_config(flat)
+    assert [len(found.blocks[name].tensors) for name in found.layers] == [0, 3, 3]
+    more = read_config({**flat, "moe_num_experts": [8, 7]})
+    assert more.parameters - found.parameters == 2 * (3 * 12 * 64 + 64 + 1)

@@ -249,7 +249,7 @@ def _hyper_head(cfg: Config) -> tuple[ExtraTensor, ...]:
 LATENT: dict[str, Callable[[Config], Layers]] = {
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe_lite", "glm_moe_dsa", "mistral4",
-         "mistral_large4", "mistral_large4_text", "youtu"),
+         "mistral_large4", "mistral_large4_text", "youtu", "youtu_llm"),
         latent,
     ),
     "axk1": axk1,

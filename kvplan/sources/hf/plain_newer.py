@@ -5,14 +5,16 @@ transformers 5.24.0 ``models/<family>/modeling_<family>.py`` is the source of ev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from kvplan.errors import printable
 from kvplan.sources.hf.attention import hidden_size, softmax_attention
 from kvplan.sources.hf.ffn import dense_ffn, per_layer_int, shared_size
 from kvplan.sources.hf.keys import Config, Layers
-from kvplan.sources.hf.layout import MAX_LAYERS, layer_count, layer_windows
-from kvplan.sources.hf.plain import NONE, Traits, read_plain
+from kvplan.sources.hf.layout import MAX_LAYERS, Layer, layer_count, layer_windows, stack
+from kvplan.sources.hf.plain import NONE, PLAIN, Traits, plain, read_plain
 from kvplan.spec.ffn import MoeFfn
 from kvplan.spec.model import Block, ExtraTensor
 
@@ -148,12 +150,95 @@ def voxtral_realtime(cfg: Config) -> Layers:
     return found
 
 
+def plamo3(cfg: Config) -> Layers:
+    """PLaMo 3: four norms, every eighth layer global. Source: MLX-LM 0.32.2 ``models/plamo3.py``."""
+    cfg.ignore(("interleaved_sliding_window", "full_attention_idx"))
+    row = Traits(norms=4, qk_norm="head", slides=lambda i: (i + 1) % 8 != 0, **NONE)
+    return read_plain(cfg, row)
+
+
+def nanbeige(cfg: Config) -> Layers:
+    """Nanbeige: a Llama whose layers may run several times over, each run with a cache of its own.
+
+    Source: MLX-LM 0.32.2 ``models/nanbeige.py``.
+    """
+    for key in ("enable_double_loop_split", "loop_share_kv", "enable_depth_attention"):
+        if cfg.flag(key):
+            raise cfg.error(f"{key} is not understood")
+    cfg.ignore(("loop_loss_weights", "skip_loop_final_norm"))
+    loops = cfg.maybe_int("num_loops")
+    loops = 1 if loops is None else loops
+    found = read_plain(cfg, Traits())
+    if loops == 1:
+        return found
+    if not 0 < loops * len(found.layers) <= MAX_LAYERS:
+        raise cfg.error(f"num_loops {loops} of {len(found.layers)} layers")
+    once = [found.blocks[name] for name in found.layers]
+    found.blocks = {
+        f"looped_{i}": replace(block, shared_mixers=1, shared_ffns=1, shared_norms=block.norms)
+        for i, block in enumerate(once)
+    }
+    found.layers = tuple(found.blocks) * loops
+    return found
+
+
+def openelm(cfg: Config) -> Layers:
+    """OpenELM: heads and FFN widths that grow from layer to layer. Source: MLX-LM 0.32.2 ``models/openelm.py``."""
+    width, count = cfg.need_int("model_dim"), cfg.need_int("num_transformer_layers")
+    limit = cfg.maybe_int("max_context_length")
+    cfg.data = {**cfg.data, "hidden_size": width, "max_position_embeddings": limit, "num_hidden_layers": count}
+    if cfg.get("share_input_output_layers") is not None and "tie_word_embeddings" not in cfg:
+        cfg.data["tie_word_embeddings"] = cfg.flag("share_input_output_layers")
+    cfg.ignore(("num_gqa_groups", "qkv_multipliers", "ffn_dim_divisor"))
+    heads, kv = (cfg.maybe_list(k, length=count) or [] for k in ("num_query_heads", "num_kv_heads"))
+    multipliers = cfg.maybe_list("ffn_multipliers", length=count) or []
+    if not (heads and kv and multipliers):
+        raise cfg.error("no num_query_heads, num_kv_heads or ffn_multipliers")
+    step = cfg.maybe_int("ffn_dim_divisor") or 256
+    qk_norm = "head" if cfg.flag("normalize_qk_projections") else None
+    gated = cfg.flag("ffn_with_glu", default=True)
+    layers = []
+    for queries, keys, multiplier in zip(heads, kv, multipliers, strict=True):
+        if isinstance(multiplier, bool) or not isinstance(multiplier, int | float) or not 0 < multiplier < 1024:
+            raise cfg.error(f"ffn_multipliers has {printable(repr(multiplier), 40)}")
+        wanted = multiplier * width
+        size = max(step, int(wanted + step / 2) // step * step)
+        size += step if size < 0.9 * wanted else 0
+        mixer = softmax_attention(
+            cfg, query_heads=cfg.as_int(queries, "num_query_heads"), kv_heads=cfg.as_int(keys, "num_kv_heads"),
+            qk_norm=qk_norm,
+        )  # fmt: skip
+        ffn = dense_ffn(cfg, intermediate_size=size, gated=gated, bias=False)
+        layers.append(Layer(Block(mixers=(mixer,), ffns=(ffn,)), f"heads{queries}", f"ffn{size}"))
+    return stack(layers)
+
+
+def minicpm_v(cfg: Config) -> Layers:
+    """MiniCPM-V and -o in flat files: the language model by version (2.5 is Llama 3, 2.6 Qwen2, 4.5 Qwen3)."""
+    version = cfg.get("version")
+    number = float(version) if isinstance(version, int | float | str) and _NUMBER.fullmatch(str(version)) else 2.6
+    kind = "qwen3" if number >= 4.5 else "llama" if number >= 4 or number <= 2.5 else "qwen2"
+    cfg.ignore(("query_num", "slice_mode", "use_image_id", "batch_vision_input"))
+    return PLAIN[kind](cfg)
+
+
+_NUMBER = re.compile(r"[0-9]{1,2}(\.[0-9]{1,2})?")
+
 PLAIN_NEWER: dict[str, Callable[[Config], Layers]] = {
     **dict.fromkeys(("bailing_moe", "bailing_moe_v2"), bailing_moe),
     "dory": dory,
     **dict.fromkeys(("ernie4_5_vl_moe_text", "ernie4_5_moe_vl"), ernie_vl),
+    "hunyuan": PLAIN["hunyuan_v1_moe"],
+    "Klear": plain(qk_norm="head", moe={"router_bias": True}),
+    **dict.fromkeys(("minicpmv", "minicpmo"), minicpm_v),
     "moshi": moshi,
     "muse_spark_text": muse_spark,
+    "nanbeige": nanbeige,
+    "openelm": openelm,
+    "phi3_v": PLAIN["phi3"],
+    "plamo3": plamo3,
+    **dict.fromkeys(("dots_ocr", "kimi_audio"), PLAIN["qwen2"]),
+    **dict.fromkeys(("solar", "step1", "telechat3"), PLAIN["llama"]),
     "voxtral_realtime_text": voxtral_realtime,
 }
 """``model_type`` -> reader."""
