@@ -160,10 +160,13 @@ def test_advice_on_memory(
     }
     if "--max-model-len" in expected:
         assert found["--max-model-len"] == expected["--max-model-len"]
-    if "--max-num-seqs" in found:
+    states = trying.model.id in ("nemotron-h-8b",)
+    assert ("--max-num-seqs" in found) is states
+    if states:
         value = int(found["--max-num-seqs"])
         assert trying.fits(max_num_seqs=value)
         assert not trying.fits(max_num_seqs=value + 1)
+    assert ("--n-gpu-layers" in found) is (engine == "llama.cpp")
     if "--n-gpu-layers" in found:
         layers = int(found["--n-gpu-layers"])
         assert trying.fits(n_gpu_layers=f"{layers}")

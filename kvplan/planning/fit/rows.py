@@ -45,8 +45,8 @@ def settings_of(each: Candidate, ask: Ask, copies: int) -> dict[str, Any]:
     return given
 
 
-def planned(each: Candidate, ask: Ask, rank: int) -> Row | None:
-    """The row of a candidate; None where the planner disagrees."""
+def planned(each: Candidate, ask: Ask) -> Row | None:
+    """The row of a candidate, as the first of all; None where the planner disagrees."""
     for copies in range(each.copies, each.copies + _ROUNDS):
         if ask.max_gpus is not None and copies * each.case.layout.world > ask.max_gpus:
             return None
@@ -58,12 +58,12 @@ def planned(each: Candidate, ask: Ask, rank: int) -> Row | None:
             continue
         serving, cost = traffic.figures(outcome)
         if serving.targets_hold is not False and serving.ttft_seconds is not None:
-            return _row(each, ask, rank, copies, given, traffic, outcome, serving, cost, warnings)
+            return _row(each, ask, copies, given, traffic, outcome, serving, cost, warnings)
     return None
 
 
 def _row(
-    each: Candidate, ask: Ask, rank: int, copies: int, given: dict[str, Any], traffic: Traffic, outcome: Outcome,
+    each: Candidate, ask: Ask, copies: int, given: dict[str, Any], traffic: Traffic, outcome: Outcome,
     serving: ServingFigures, cost: CostFigures, warnings: list[str],
 ) -> Row:  # fmt: skip
     assert serving.ttft_seconds is not None  # the caller looked
@@ -75,7 +75,7 @@ def _row(
     margins = _margins(ask, settings, serving)
     layout, gpus = each.case.layout, copies * each.case.layout.world
     return Row(
-        rank=rank, gpu=each.gpu.id, gpus=gpus, copies=copies, tensor_parallel_size=layout.tp,
+        rank=1, gpu=each.gpu.id, gpus=gpus, copies=copies, tensor_parallel_size=layout.tp,
         pipeline_parallel_size=layout.pp, data_parallel_size=layout.dp, decode_context_parallel_size=layout.dcp,
         enable_expert_parallel=layout.expert_parallel, engine=settings.engine,
         engine_version=settings.engine_version, weights=outcome.weights.quantized.name,

@@ -205,7 +205,7 @@ def _planned(chosen: Sequence[Candidate], count: int, ask: Ask, known: dict[Cand
         if len(found) == count:
             break
         if each not in known:
-            known[each] = planned(each, ask, 1)
+            known[each] = planned(each, ask)
         row = known[each]
         if row is not None:
             found.append(row._replace(rank=len(found) + 1))

@@ -81,6 +81,7 @@ def test_layouts_are_those_of_a_list(name: str, engine: str, pinned: dict[str, A
     answer = layouts(spec, own, pinned)
     assert set(answer) == expected
     assert len(answer) == len(expected)
+    assert all(isinstance(size, int) for each in answer for size in each[:4])
     assert [each.world for each in answer] == sorted(each.tp * each.pp * each.dp for each in expected)
 
 
