@@ -279,7 +279,7 @@ def _format_rows(
     if not timed:
         note = store.unserved(shape, fmt) or next(
             (f"nothing serves {x.batch} x {x.context}: {'; '.join(x.why) or 'no candidate'}" for x in refused),
-            "no shape fits into --max-memory, or the time was up",
+            next((x.partition(": ")[2] for x in session.lacks if x.startswith(f"attention, {fmt}: ")), "nothing fits"),
         )
         return [*rows, row("attention", f"{fmt}: line", predicted=None, measured=None, unit="ratio", note=note)]
     on_gpu = session.device.is_cuda

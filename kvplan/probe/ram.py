@@ -22,6 +22,8 @@ POINTS = ((1, 128), (1, 2048), (4, 2048))
 TOLERANCE = 3.0
 """A step may take four times what its bytes take at the rate that is read between the steps (1.6 to 2.9 times as long,
 measured on two shared cores): operators cost calls besides."""
+LEAST_BYTES = 16 << 20
+"""Of a step that is judged: calls of operators, and not memory, bind smaller ones."""
 STEADY = 0.25
 """Spread of rates and of steps up to which a row is judged."""
 ROUNDS = 5
@@ -61,8 +63,11 @@ def measure(session: Session) -> list[Row]:
         del stack
         size, rate = point.layers * point.layer_bytes, median(rates)
         unsteady = max(spread(rates) or 0.0, spread(samples) or 0.0)
-        judged = TOLERANCE if unsteady <= STEADY else None
+        small = size < LEAST_BYTES
+        judged = TOLERANCE if unsteady <= STEADY and not small else None
         why = "" if judged else f"; spread {unsteady:.0%}: others are at work, not judged"
+        if small:
+            why = "; not judged: calls of operators bind so few bytes"
         rows.append(
             row(
                 "decode", f"float32 step in RAM, {batch} x {context:,}", predicted=size / rate, measured=samples,

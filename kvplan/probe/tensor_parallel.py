@@ -50,15 +50,12 @@ class StackShape(NamedTuple):
         if ffn is None:
             return None
         spec, key, value = session.layout.spec, layer.streams[0], layer.streams[1]
-        quick, cpu = session.limits.quick, session.device.kind == "cpu"
-        shape = cls(
+        cpu = session.device.kind == "cpu"
+        return cls(
             layers=1, hidden=spec.hidden_size, query_heads=layer.query_heads, kv_heads=key.heads,
             head_dim=key.head_dim, head_dim_v=value.head_dim, ffn=ffn, batch=2 if cpu else 16,
             context=128 if cpu else 4096, dtype="float32" if cpu else "bfloat16",
         )  # fmt: skip
-        wanted = 2 if cpu else 8 if quick else 32
-        fit = int(session.limits.max_bytes // 2 // shape.layer_bytes)
-        return shape._replace(layers=min(wanted, fit, spec.num_layers)) if fit else None
 
 
 def _ffn_rows(spec: Any) -> int | None:

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the probe's extra is not installed")
 
 from kvplan.catalog import load_model
 from kvplan.errors import InputError, UnsupportedError
-from kvplan.probe import attention, run, step
+from kvplan.probe import attention, ram, run, step
 from kvplan.probe.device import detect
 from kvplan.probe.kernels import choose, reference, store
 from kvplan.probe.receipt import Row
@@ -279,3 +279,31 @@ def test_a_quick_run_tries_more_where_its_one_kernel_does_not_run(monkeypatch: p
     assert step.measured is not None
     assert "torch operators" in step.note
     assert not [r for r in receipt.rows if r.section == "attention" and r.passed is False]
+
+
+def test_models_too_small_to_say_something_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small("smollm2-135m")
+    blocks = {
+        key: replace(b, mixers=tuple(replace(m, query_heads=1, kv_heads=1, head_dim=16) for m in b.mixers))
+        for key, b in spec.blocks.items()
+    }  # fmt: skip
+    spec = replace(spec, blocks=blocks, hidden_size=64)
+    monkeypatch.setattr(ram, "_beside", lambda session, stack: ([1e9] * 3, [9.0] * 3))
+    receipt = measured(spec, "correctness", "bandwidth", "decode")
+    steps, errors = named(receipt, "float32 step in RAM"), [r for r in receipt.rows if "error of attention" in r.name]
+    assert [(r.passed, r.measured) for r in steps] == [(None, 9.0)] * 2
+    assert all("calls of operators bind" in r.note for r in steps)
+    assert {r.passed for r in errors} == {None}
+    assert all("few elements" in r.note for r in errors)
+    wide = [r for r in measured(small(), "correctness").rows if "error of attention" in r.name]
+    assert {r.passed for r in wide} == {True}
+
+
+def test_a_layer_that_does_not_fit_is_not_called_another_kind_of_model() -> None:
+    session = session_of(small(), megabytes=256)
+    session.figures.read_bytes_per_second = MeasuredFigure.of([1e9])
+    assert ram.measure(session) == []
+    assert session.lacks == [
+        f"decode, float32 step, {batch} x {context:,}: one layer does not fit into --max-memory"
+        for batch, context in ram.POINTS[::2]
+    ]

@@ -86,7 +86,7 @@ def _between(device: str) -> None:
     between.add_norm(x, rest, weight, out)
     torch.testing.assert_close(rest, total)
     torch.testing.assert_close(out, total / total.pow(2).mean(1, keepdim=True).sqrt() * weight, rtol=1e-4, atol=1e-5)
-    turn = torch.stack((torch.full((32,), 0.6), torch.full((32,), 0.8))).to(device)
+    turn = torch.stack((torch.full((48,), 0.6), torch.full((48,), 0.8))).to(device)  # other layers have wider heads
     turned = torch.empty((3, 4, 64), device=device)
     between.rotate(x, turn, turned)
     low, high = x[:, :256].view(3, 4, 2, 32).unbind(2)
@@ -98,6 +98,9 @@ def _between(device: str) -> None:
 
 def test_what_stands_between_products() -> None:
     _between("cpu")
+    turned = torch.empty((1, 2, 5))
+    between.rotate(torch.arange(10.0)[None], torch.tensor([[0.0, 0.0], [1.0, 1.0]]), turned)
+    assert turned.tolist() == [[[-2, -3, 0, 1, 4], [-7, -8, 5, 6, 9]]]
 
 
 @pytest.mark.gpu

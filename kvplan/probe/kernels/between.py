@@ -60,20 +60,26 @@ def add_norm(x: torch.Tensor, rest: torch.Tensor, weight: torch.Tensor, out: tor
 
 
 def rotate(y: torch.Tensor, turn: torch.Tensor, out: torch.Tensor) -> None:
-    """Rotary positions on the first ``heads x dim`` columns of `y` into `out` [rows, heads, dim]; turn [2, dim / 2]."""
+    """Rotary positions on the first ``heads x dim`` columns of `y` into `out` [rows, heads, dim].
+
+    `turn` is [2, dim / 2] or wider, where other layers have wider heads; the last element of an odd head stays.
+    """
     rows, heads, dim = out.shape
 
     def launch() -> None:
         from kvplan.probe.kernels.triton_step import rotate as kernel
 
         half = max(16, 1 << (dim // 2 - 1).bit_length())
-        kernel[(rows * heads,)](y, turn, out, y.stride(0), HEADS=heads, DIM=dim, HALF=half, num_warps=1)
+        kernel[(rows * heads,)](
+            y, turn, out, y.stride(0), HEADS=heads, DIM=dim, HALF=half, TURN=turn.stride(0), num_warps=1
+        )
 
     if _launched("rotary positions", y, launch):
         return
-    low, high = y[:, : heads * dim].unflatten(1, (heads, dim)).chunk(2, -1)
-    cos, sin = turn.to(y.dtype)
-    torch.cat((low * cos - high * sin, high * cos + low * sin), -1, out=out)
+    half = dim // 2
+    low, high, rest = y[:, : heads * dim].unflatten(1, (heads, dim)).split((half, half, dim % 2), -1)
+    cos, sin = turn[:, :half].to(y.dtype)
+    torch.cat((low * cos - high * sin, high * cos + low * sin, rest), -1, out=out)
 
 
 def gate(y: torch.Tensor, out: torch.Tensor) -> None:

@@ -21,8 +21,10 @@ def add_norm(x_ptr, rest_ptr, weight_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def rotate(y_ptr, turn_ptr, out_ptr, stride, HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr):
-    """Rotary positions, a head a program: `y` [rows, stride], `turn` [2, DIM / 2] (cos, sin)."""
+def rotate(
+    y_ptr, turn_ptr, out_ptr, stride, HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, TURN: tl.constexpr
+):  # fmt: skip
+    """Rotary positions, a head a program: `y` [rows, stride], `turn` [2, TURN] (cos, sin), of which DIM / 2 count."""
     pid = tl.program_id(0).to(tl.int64)
     row, head = pid // HEADS, pid % HEADS
     half = tl.arange(0, HALF)
@@ -31,7 +33,7 @@ def rotate(y_ptr, turn_ptr, out_ptr, stride, HEADS: tl.constexpr, DIM: tl.conste
     low = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(at + DIM // 2 + half, mask=inside, other=0.0).to(tl.float32)
     cos = tl.load(turn_ptr + half, mask=inside, other=1.0)
-    sin = tl.load(turn_ptr + DIM // 2 + half, mask=inside, other=0.0)
+    sin = tl.load(turn_ptr + TURN + half, mask=inside, other=0.0)
     to = out_ptr + pid * DIM
     tl.store(to + half, (low * cos - high * sin).to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(to + DIM // 2 + half, (high * cos + low * sin).to(out_ptr.dtype.element_ty), mask=inside)
