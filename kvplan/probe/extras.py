@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from kvplan.errors import InputError
+from kvplan.errors import InputError, printable
 
 INSTALL = "pip install 'kvcache-plan[probe]'"
 
@@ -29,8 +29,11 @@ def torch(where: str | None = None) -> Any:
     try:
         with contextlib.nullcontext() if "torch" in sys.modules else _uninterrupted():
             import torch as module
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: one of its libraries, which it opens itself
         raise _missing("torch", error, where) from None
+    if not hasattr(module, "version"):  # a folder of that name, or what an installation that was broken off left
+        found = printable(str(next(iter(getattr(module, "__path__", ())), "its folder")))
+        raise MissingExtraError(f"what is found as torch in {found} is none", where=where, hint=INSTALL)
     return module
 
 
@@ -61,7 +64,7 @@ def pynvml(where: str | None = None) -> Any:
     return module
 
 
-def _missing(package: str, error: ImportError, where: str | None) -> MissingExtraError:
+def _missing(package: str, error: Exception, where: str | None) -> MissingExtraError:
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "pynvml"):
         return MissingExtraError(f"{package} is not installed", where=where, hint=INSTALL)
     return MissingExtraError(f"{package} cannot be loaded: {error}".split("\n")[0], where=where, hint=INSTALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -44,6 +45,29 @@ def test_without_the_extra_one_line_says_how_to_get_it(
 ) -> None:
     message, hint = one_line_error(run(*words))
     assert message.endswith(what)
+    assert INSTALL in hint
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("raise OSError('libcudnn.so.9: cannot open')", "torch cannot be loaded: libcudnn.so.9: cannot open"),
+        ("raise ImportError('undefined symbol')", "torch cannot be loaded: undefined symbol"),
+        ("", "is none"),
+    ],
+)
+def test_a_torch_that_is_broken_is_no_bug_of_this_program(body: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(body, encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *filter(None, sys.path)))}
+    done = subprocess.run(
+        [sys.executable, "-m", "kvplan", "validate", "llama-3.2-1b"], env=env, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    message, hint = done.stderr.splitlines()
+    assert message.startswith("error: ")
+    assert what in message
     assert INSTALL in hint
 
 
