@@ -57,8 +57,13 @@ def planner_spec(facts: NvmlFacts) -> GpuSpec:
     known = match(facts.name, facts.total_bytes)
     if facts.total_bytes is None:
         return _shared(facts, known)
-    total = facts.total_bytes - (facts.reserved_bytes or 0)
-    source = "NVML on this machine: total less reserved" if facts.reserved_bytes is not None else "NVML's total"
+    reserved, source = facts.reserved_bytes, "NVML on this machine: total less reserved"
+    if reserved is None and known is not None and known.nvml_total_bytes and known.torch_total_bytes:
+        reserved = known.nvml_total_bytes - known.torch_total_bytes  # the driver does not tell it apart, and keeps it
+        source = "NVML on this machine: total less what the catalog's card reserves"
+    if reserved is None:
+        reserved, source = 0, "NVML's total"
+    total = facts.total_bytes - reserved
     if known is not None:
         return replace(
             known, nvml_total_bytes=facts.total_bytes, nvml_total_source="NVML on this machine",

@@ -34,7 +34,9 @@ def inventory() -> tuple[list[dict[str, Any]], list[str]]:
     if not cards and not seen:
         if isinstance(first, extras.MissingExtraError) or not any(r.startswith("torch") for r in remarks):
             raise first
-        raise InputError("; ".join(remarks), hint=f"{extras.INSTALL}, on a machine with a GPU")
+        lacking = any("not installed" in remark for remark in remarks)
+        shown = "`kvplan gpus list` shows the catalog; `kvplan validate MODEL` measures a CPU too"
+        raise InputError("; ".join(remarks), hint=f"{extras.INSTALL}, on a machine with a GPU" if lacking else shown)
     devices = [_device(card, _of_card(card, seen)) for card in cards]
     taken = {id(_of_card(card, seen)) for card in cards}
     devices += [_device(None, device) for device in seen if id(device) not in taken]

@@ -96,6 +96,14 @@ def test_auto_takes_the_catalogs_entry_with_the_cards_bytes(fake_nvml: Any) -> N
     assert plan.memory[0].total_bytes == 150_754_820_096 - 700_000_000
 
 
+def test_auto_keeps_what_an_older_driver_does_not_tell_apart(fake_nvml: Any) -> None:
+    """Its total holds what it reserves, which no process gets: the catalog's card says how much that is."""
+    fake_nvml({**H200, "reserved": None})
+    found = find_gpu("auto")
+    assert found.device_bytes == load_gpu("h200-sxm").torch_total_bytes == 150_109_880_320
+    assert "the catalog's card" in str(found.torch_total_source)
+
+
 def test_auto_describes_a_card_that_the_catalog_lacks(fake_nvml: Any) -> None:
     fake_nvml({**H200, "name": "NVIDIA Frobnicator 9000", "bus": 512, "memory_clock": 14_000})
     found = find_gpu("auto")
@@ -175,6 +183,17 @@ def test_a_card_as_the_catalog_has_it_shows_no_difference(fake_nvml: Any) -> Non
     (card,) = nvml.all_facts()
     assert differences(card, None, load_gpu("h200-sxm")) == []
     assert differences(card, None, None) == ["not in the catalog: plans take what is read here"]
+
+
+def test_detect_on_a_machine_without_a_gpu_asks_for_no_installation(
+    fake_nvml: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml(broken="Driver Not Loaded")
+    monkeypatch.setattr("kvplan.probe.inventory._torch_devices", lambda: ([], ["torch 2.13 sees no GPU"]))
+    with pytest.raises(InputError) as caught:
+        inventory()
+    assert "pip" not in str(caught.value.hint)
+    assert "kvplan gpus list" in str(caught.value.hint)
 
 
 def test_detect_without_anything_is_an_error(no_extras: None) -> None:
