@@ -35,7 +35,7 @@ from kvplan.engines.vllm.runner import batches_in_flight
 from kvplan.engines.vllm.specs import WHOLE, CacheLayer, Group
 from kvplan.engines.vllm.states import checkpoint_grid, state_dtypes
 from kvplan.engines.vllm.versions import CHANGES, Rules
-from kvplan.errors import UnsupportedError
+from kvplan.errors import InputError, UnsupportedError, printable
 
 if TYPE_CHECKING:
     from kvplan.cache.bytes import KvFormats
@@ -180,7 +180,9 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
     if "block_size" in settings.defaults:
         block = default_block(model, settings, rules, formats)
     own = backends[0] if backends else Backend((DEFAULT_BLOCK,))
-    state_block = int(settings.extra.get("mamba_block_size") or block)  # attention beside it decides instead
+    state_block = settings.extra.get("mamba_block_size") or block  # attention beside it decides instead
+    if not isinstance(state_block, int) or state_block < 1:
+        raise InputError(f"{printable(repr(state_block), 40)} is no count of tokens", where="--mamba-block-size")
     inputs = Inputs(formats, dtypes, rules, own, block, state_block, 0, ahead, gdn, exports)
     pools = pooled_keys(mixers)
     _check_pools(model, settings, rules, pools, states_beside=attention_family(mixers) if grids else "")
