@@ -22,6 +22,12 @@ from kvplan.units import MIB
 from .test_step import session_of, small
 
 
+@pytest.fixture(autouse=True)
+def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: what a run does when its time is up is tested elsewhere."""
+    monkeypatch.setattr(run, "QUICK_SECONDS", 600.0)
+
+
 def measured(spec: ModelSpec, *sections: str, **settings: Any) -> Any:
     """A quick run of some sections on the CPU."""
     request = run.Request(
