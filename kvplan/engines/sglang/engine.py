@@ -90,6 +90,7 @@ class Sglang(VersionedEngine):
             ),
             Change(PADDING_SLOT_SINCE, "the state slot for dummy writes is charged to the pools", pools),
             Change(fraction.LARGE_SMALL_CARDS_SINCE, cards, "srt/arg_groups/memory_hook.py"),
+            Change(fraction.RUNNING_LIMITS_GRAPHS_SINCE, "fewer running requests: smaller decode graphs", memory),
         ]
 
     def longest_context(self, model: ModelSpec) -> int | None:
@@ -337,11 +338,9 @@ class Sglang(VersionedEngine):
         page = whole_number(settings, "page_size", 1)
         held = -(-tokens // page) * page
         counts = [pools.tokens / held]
-        window = max(c.window for c in cells)
-        if window and any(c.full for c in cells):
-            counts.append(pools.window_tokens / min(held, -(-(window + page) // page) * page))
-        elif window:
-            counts = [pools.window_tokens / min(held, -(-(window + page) // page) * page)]
+        if window := max(c.window for c in cells):
+            windows = pools.window_tokens / min(held, -(-(window + page) // page) * page)
+            counts = [*counts, windows] if any(c.full for c in cells) else [windows]
         each = max(c.slots for c in cells)
         if each:
             counts.append(pools.slots / each)

@@ -1,7 +1,7 @@
 """How large a share of the device SGLang gives to weights and cache when nobody says.
 
 Read in ``python/sglang/srt/server_args.py`` of SGLang 0.4.9, 0.5.2, 0.5.6, 0.5.12, 0.5.14 and 0.5.17, and in
-``python/sglang/srt/arg_groups/memory_hook.py`` of 0.5.20 and 0.5.23. All figures here are MiB, as SGLang reckons them.
+``python/sglang/srt/arg_groups/memory_hook.py`` of 0.5.20 to 0.5.23. All figures here are MiB, as SGLang reckons them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ PREFILL_GRAPHS_SINCE = "0.5.12"
 LATENT_GRAPHS_MIB = 1536
 LARGE_SMALL_CARDS_SINCE = "0.5.20"
 """Cards of 20 to 35 GiB: chunks of 4,096 instead of 2,048, larger decode graphs."""
+RUNNING_LIMITS_GRAPHS_SINCE = "0.5.22"
+"""Fewer running requests than a decode graph holds make it smaller (0.5.21 has no such rule)."""
 ENCODER_SIZE_SINCE = "0.5.2"
 """Before (0.4.9): 0.9 of the share, whatever the encoder."""
 _BASE_ENCODER = 24 * 1024**2
@@ -73,7 +75,7 @@ def reserved_mib(
     if not at_least(version, FORMULA_SINCE):
         return _by_class(gpu_mib, tp * pp) + (4096 if attn_dp > 1 else 0)
     batch = decode_batch_default(gpu_mib, tp, version)
-    if running is not None and at_least(version, LARGE_SMALL_CARDS_SINCE):
+    if running is not None and at_least(version, RUNNING_LIMITS_GRAPHS_SINCE):
         batch = min(batch, running)
     reserved = 512 + 1.5 * max(chunk, 2048) + 1024 * tp * pp / 8 + 2 * batch
     if attn_dp > 1:
