@@ -78,6 +78,7 @@ class Sglang(VersionedEngine):
 
     def changes(self) -> list[Change]:
         memory, pools = "srt/server_args.py", "srt/mem_cache/kv_cache_configurator.py"
+        hook = "srt/arg_groups/memory_hook.py"
         capped = "without the radix tree running requests set the windowed pool (before: the ratio)"
         graphs = "the share leaves room for prefill graphs, 1.5 GiB of them with latent attention"
         cards = "cards of 20 to 35 GiB: chunks of 4,096 (before: 2,048), larger graphs"
@@ -89,8 +90,8 @@ class Sglang(VersionedEngine):
                 requests.TRACKING_SINCE, "states are tracked while decoding: five slots a request, not three", memory
             ),
             Change(PADDING_SLOT_SINCE, "the state slot for dummy writes is charged to the pools", pools),
-            Change(fraction.LARGE_SMALL_CARDS_SINCE, cards, "srt/arg_groups/memory_hook.py"),
-            Change(fraction.RUNNING_LIMITS_GRAPHS_SINCE, "fewer running requests: smaller decode graphs", memory),
+            Change(fraction.LARGE_SMALL_CARDS_SINCE, cards, hook),
+            Change(fraction.RUNNING_LIMITS_GRAPHS_SINCE, "fewer running requests: smaller decode graphs", hook),
         ]
 
     def longest_context(self, model: ModelSpec) -> int | None:

@@ -64,7 +64,7 @@ def hybrid_block(
     if rules.has("every_backend_aligns"):
         step = lcm(*(min(b.sizes) for b in backends))
         block = step * up(block, step)
-    block = max(block, inputs.block_size) if rules.has("backend_chooses_block") else block
+    block = max(block, inputs.block_size)
     return inputs._replace(block_size=block, state_block=block, state_padding=block * per_token)
 
 

@@ -337,14 +337,14 @@ def _dtype_warnings(model: ModelSpec, gpu: GpuSpec | None) -> list[str]:
 
     Source: vLLM 0.33.0 ``vllm/platforms/cuda.py`` (``supported_dtypes``), ``vllm/config/model.py``.
     """
-    capability = float(capability_of(gpu)) if gpu is not None and gpu.vendor == "nvidia" else 0.0
-    if model.dtype not in ("bf16", "fp32") or not 0 < capability < 8:
+    if gpu is None or gpu.vendor != "nvidia" or model.dtype not in ("bf16", "fp32"):
+        return []
+    capability = float(capability_of(gpu))
+    if not 0 < capability < 8:
         return []
     wide = "float32, twice as many bytes: float16 is refused for this model"
     held = wide if model.architecture in NO_FLOAT16 else "float16, as many bytes"
-    return [
-        f"{gpu.id if gpu else ''} has no bfloat16 (compute capability {capability:g}): vLLM runs {model.id} in {held}"
-    ]
+    return [f"{gpu.id} has no bfloat16 (compute capability {capability:g}): vLLM runs {model.id} in {held}"]
 
 
 def _check_length(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.cache.sharding import legal_sizes
 from kvplan.engines.model_changes import json_flag
@@ -31,9 +31,19 @@ _NO_STAGES = (
 ``vllm/model_executor/models/`` lack ``SupportsPP`` (``vllm/config/model.py``, ``verify_with_parallel_config``)."""
 
 
-YARN = {"Qwen3ForCausalLM": (40_960, 32_768, 4), "Qwen3MoeForCausalLM": (40_960, 32_768, 4)}
-"""Architecture -> (stated maximum, tokens before stretching, largest factor) where the model's own documentation says
-how to stretch it with YaRN: the section on long texts of the cards of Qwen/Qwen3-32B and Qwen/Qwen3-235B-A22B."""
+class Stretch(NamedTuple):
+    """How a model's documentation stretches it."""
+
+    stated: int
+    """The maximum that its configuration states."""
+    original: int
+    """Tokens before stretching."""
+    most: int
+    """The largest factor."""
+
+
+YARN = {"Qwen3ForCausalLM": Stretch(40_960, 32_768, 4), "Qwen3MoeForCausalLM": Stretch(40_960, 32_768, 4)}
+"""Architecture -> the YaRN of its model cards: the section on long texts of Qwen/Qwen3-32B and Qwen/Qwen3-235B-A22B."""
 _THETA = 1_000_000
 """``rope_theta`` of those models, which a replaced ``rope_parameters`` has to repeat."""
 
@@ -46,22 +56,23 @@ def stretching(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, limit:
     """
     from kvplan.engines.paste import asked
 
-    stated, original, most = YARN.get(model.architecture or "", (0, 1, 0))
-    factor = -(-settings.max_model_len // original)
+    known = YARN.get(model.architecture or "")
+    factor = -(-settings.max_model_len // known.original) if known else 0
     more = ""
     if gpu is not None:
         more = f" --gpu-memory {gpu.device_bytes}B" if gpu.vendor == "custom" else f" --gpu {gpu.id}"
     more += f" --engine vllm@{rules.name}" if rules.name != LATEST else ""
-    if model.rope is not None or stated != limit or factor > most:
+    if known is None or model.rope is not None or known.stated != limit or factor > known.most:
         return (
             f"with the rope rule of the model's documentation as JSON, kvplan plan \"{asked(model, settings)} "
             f"--hf-overrides 'JSON'\"{more}"
         )
-    rule = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original}
+    rule = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": known.original}
+    length = known.original * factor
     if rules.version >= (0, 12, 0):
-        keys = {"rope_parameters": {"rope_theta": _THETA, **rule}, "max_position_embeddings": original * factor}
+        keys = {"rope_parameters": {"rope_theta": _THETA, **rule}, "max_position_embeddings": length}
     else:
-        keys = {"rope_scaling": rule, "max_position_embeddings": original * factor}
+        keys = {"rope_scaling": rule, "max_position_embeddings": length}
     given = f"{asked(model, settings)} {json_flag('--hf-overrides', keys)}"
     quoted = given.replace('"', '\\"')
     return f'with YaRN as its documentation has it, kvplan plan "{quoted}"{more}'
