@@ -9,6 +9,7 @@ import pytest
 
 from kvplan import load_model, plan
 from kvplan.cache.sharding import shard_model
+from kvplan.catalog import model_ids
 from kvplan.engines import get_engine
 from kvplan.errors import UnsupportedError
 from kvplan.planning.drafts import served_model
@@ -48,7 +49,7 @@ def test_against_printed_weights(name: str, tp: int, printed: float) -> None:
     assert printed - 0.1 <= weights_gib(name, tp) <= printed
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "qwen3-30b-a3b", "gemma-3-27b", "whisper-large-v3"])
+@pytest.mark.parametrize("name", model_ids())
 def test_unsharded_bytes_are_parameters_times_bytes(name: str) -> None:
     model = load_model(name)
     whole = rank_weights(model, model, weight_format(model, "fp32"), tp=1, vocab_rows=model.vocab_size)
