@@ -123,6 +123,7 @@ def test_amounts_by_steps_and_by_factors(low: int, span: int, step: int, ten: bo
         ("max-model-len=4..9*1.01", [4, 5, 6, 7, 8]), ("output-tokens=0..2", [0, 1, 2]),
         ("output-tokens=1..4*2", [1, 2, 4]), ("output-tokens=0..4*2", None), ("concurrency=2..1", None),
         ("concurrency=5..5", [5]), ("concurrency=1..9:-1", None), ("request-rate=1..9*.", None),
+        ("request-rate=1..9:1.2.3", None),
     ],
 )  # fmt: skip
 def test_ranges_at_their_edges(text: str, expected: list[Any] | None) -> None:
