@@ -192,7 +192,7 @@ def _counts(known: list[int | None]) -> list[int]:
     """Powers of two that go beyond what is marked, and what is marked itself."""
     marked = [n for n in known if n and n <= _MOST_BATCH]
     top = min(4 * max(marked, default=64), _MOST_BATCH)
-    powers = {1 << i for i in range(top.bit_length()) if 1 << i <= top}
+    powers = {1 << i for i in range(top.bit_length())}
     return sorted(powers | set(marked))
 
 

@@ -86,7 +86,7 @@ def _shared(
     if not engine.splits_tensors or (pp > 1 and "pp" not in asked):
         return
     copies = tp // max(1, _heads(model))
-    if copies > 1 and "dcp" not in asked:
+    if copies > 1:  # what is asked for takes its place, and is one of them then
         yield Layout(tp, pp, dcp=copies)
     if has_experts(model) and "dp" not in asked and outer:
         for dp in REPLICAS:
