@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvplan.planning.speed.profile import Profile
 
 _ROUNDS = 3
-"""Copies that are added, one at a time, where rounding left a target missed."""
+"""How often copies are added where rounding left a target missed."""
 MOST_COPIES = 1 << 20
 """Of one layout; a load that takes more is a slip of the hand."""
 FULLEST = 0.95
@@ -118,8 +118,17 @@ def _loaded(ask: Ask, made: Profile, slots: Any, dp: Any) -> tuple[Any, Steady, 
         good = good & ask.limits.met(state, made.lengths)
         if good[possible].all():
             break
-        copies = numpy.where(good | ~possible, copies, copies + 1)
+        copies = numpy.where(good | ~possible, copies, more_copies(ask, copies))
     return copies, state, good & possible, numpy.where(possible | (most <= 0), 0.0, needed / MOST_COPIES)
+
+
+def more_copies(ask: Ask, copies: Any) -> Any:
+    """The next number of copies that takes something off each: a whole request where they are always under way."""
+    if ask.request_rate is not None:
+        return copies + 1
+    each = _ceil((ask.concurrency or 1) / copies)
+    fewer = _ceil((ask.concurrency or 1) / numpy.maximum(each - 1, 1))
+    return numpy.where(each > 1, fewer, copies + 1)
 
 
 def _ceil(values: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from kvplan.planning.fit.judge import more_copies
 from kvplan.planning.fit.result import Margins, Row
 from kvplan.planning.planner import rank_kv_bytes, work_out
 from kvplan.planning.speed.constants import engine_rates
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from kvplan.spec.gpu import GpuSpec
 
 _ROUNDS = 3
-"""Copies that are added where the screening was too kind by a rounding."""
+"""Numbers of copies that are tried where the screening was too kind by a rounding."""
 
 
 def settings_of(each: Candidate, ask: Ask, copies: int) -> dict[str, Any]:
@@ -47,7 +48,10 @@ def settings_of(each: Candidate, ask: Ask, copies: int) -> dict[str, Any]:
 
 def planned(each: Candidate, ask: Ask) -> Row | None:
     """The row of a candidate, as the first of all; None where the planner disagrees."""
-    for copies in range(each.copies, each.copies + _ROUNDS):
+    tried = [each.copies]
+    for _ in range(_ROUNDS - 1):
+        tried.append(int(more_copies(ask, tried[-1])))
+    for copies in tried:
         if ask.max_gpus is not None and copies * each.case.layout.world > ask.max_gpus:
             return None
         given = settings_of(each, ask, copies)
