@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.errors import InputError
 from kvplan.planning.speed.load import Limits
 from kvplan.planning.speed.profile import Lengths
+from kvplan.planning.weights import weight_format
 
 if TYPE_CHECKING:
     from kvplan.planning.workload_lengths import Distribution
@@ -58,8 +59,10 @@ def check(ask: Ask, model: ModelSpec) -> None:
 
     Raises:
         InputError: neither a rate nor a number of requests, targets that contradict each other, requests that are
-            longer than the model takes.
+            longer than the model takes. UnknownNameError: no such format of weights.
     """
+    for name in ask.weights:
+        weight_format(model, name)
     if ask.lengths.prompt < 1:
         raise InputError("a request without a prompt", where="--prompt-tokens", hint="at least 1 token")
     given, tokens = ask.settings.get("max_model_len"), ask.lengths.request

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvplan import load_gpu, load_model, plan
 from kvplan.engines import get_engine
-from kvplan.errors import InputError, KvplanError, UnsupportedError
+from kvplan.errors import InputError, KvplanError, UnknownNameError, UnsupportedError
 from kvplan.planning.fit.ask import Ask
 from kvplan.planning.fit.candidates import Layout, cache_formats, engines_for, lacks, layouts, weight_formats
 from kvplan.planning.fit.cases import Case
@@ -133,6 +133,12 @@ def test_the_front_is_not_dominated() -> None:
                 for f in answer.front
             )
             assert beaten
+
+
+def test_a_format_of_weights_that_is_none_is_refused_before_anything_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvplan.planning.fit.search.Screen", lambda *_: pytest.fail("tried"))
+    with pytest.raises(UnknownNameError, match="unknown weights format '10000'"):
+        fit(load_model("qwen3-8b"), ask(weights=("auto", "10000")))
 
 
 @limits(max_examples=6, deadline=None)
