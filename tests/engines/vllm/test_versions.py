@@ -30,7 +30,8 @@ def test_a_rule_begins_with_a_release_that_was_read_after_one_without_it(name: s
 BEGAN = {
     "0.12.0": "chunking_may_be_off group_of_the_larger",
     "0.13.0": "nemotron_state_fp16",
-    "0.14.0": "check_by_first_group checkpoint_names_format chunked_in_hybrid_manager quantized_from_sm75 v32_auto_is_bf16",
+    "0.14.0": "check_by_first_group checkpoint_names_format chunked_in_hybrid_manager quantized_from_sm75 "
+    "v32_auto_is_bf16",
     "0.15.0": "mamba_cache_modes",
     "0.17.0": "config_state_dtype mamba2_draft_columns performance_modes stage_by_itself",
     "0.18.0": "backend_chooses_block group_factor_1_5 state_blocks_cap_seqs v32_fp8_by_backend",
