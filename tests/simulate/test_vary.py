@@ -112,8 +112,9 @@ def test_an_interrupt_ends_the_workers_and_keeps_what_they_finished() -> None:
     assert study.interrupted
     assert [row["n"] for row in study.rows] == [2]  # the one behind it is not finished
     assert study.rows[0]["latency.ttft.p50"] > 0
-    for worker in set(active_children()) - others:
-        worker.join(5)
+    # the pool's own thread waits for them too, and whoever comes second learns a moment later that they are gone
+    while set(active_children()) - others and time.monotonic() - started < 60:
+        time.sleep(0.05)
     assert not set(active_children()) - others
     assert time.monotonic() - started < 60
 
