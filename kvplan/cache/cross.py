@@ -30,3 +30,7 @@ class CrossAttention(Attention):
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         found = self.projections(hidden_size)
         return (*found, Tensor("cross_gates", "norm", (2,))) if self.gated else found
+
+    def step_tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
+        """Without the projections of K and V, which an encoder's output goes through once."""
+        return tuple(t for t in self.tensors(hidden_size) if t.name not in ("attn_k", "attn_v"))

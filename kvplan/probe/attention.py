@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvplan.probe import timing
 from kvplan.probe.fit import measured_line, shown
 from kvplan.probe.kernels import choose, reference, store
-from kvplan.probe.kernels.store import HeadShape
 from kvplan.probe.layout import PROBE_FORMATS
+from kvplan.probe.readers import head_shape, reads_all
 from kvplan.probe.receipt import Row, median, row
 
 if TYPE_CHECKING:
     from kvplan.probe.kernels.choose import Picked
-    from kvplan.probe.kernels.store import PagedKv
+    from kvplan.probe.kernels.store import HeadShape, PagedKv
     from kvplan.probe.session import MeasuredLine, Session
-    from kvplan.spec.kind import CacheKind
 
 PAGE = 64
 """Tokens per page of the kernels (the planner's pages may differ; bytes a token do not depend on it)."""
@@ -89,27 +88,13 @@ def measure(session: Session) -> list[Row]:
     return rows + _speed_ups(timed)
 
 
-def head_shape(mixer: CacheKind) -> HeadShape | None:
-    """The attention of a mixer as the kernels take it; None: it has no K and V or latent rows."""
-    heads, streams = getattr(mixer, "query_heads", None), {s.name: s for s in mixer.streams()}
-    if heads is None or not mixer.reads():
-        return None
-    if "latent" in streams:
-        rank, rope = getattr(mixer, "kv_lora_rank", 0), getattr(mixer, "qk_rope_head_dim", 0)
-        score = getattr(mixer, "qk_nope_head_dim", 0) + rope
-        return HeadShape(heads, 1, streams["latent"].head_dim, rank, True, score)
-    if "k" in streams and "v" in streams and streams["k"].ratio == 1:
-        return HeadShape(heads, streams["k"].heads, streams["k"].head_dim, streams["v"].head_dim)
-    return None
-
-
 def main_shape(session: Session) -> HeadShape | None:
     """The attention that most layers share, full attention first."""
     counted: dict[HeadShape, tuple[bool, int]] = {}
     for layers, mixer in session.layout.spec.mixers():
         shape = head_shape(mixer)
         if shape is not None:
-            full = all(s.window is None for s in mixer.streams())
+            full = reads_all(mixer)
             before = counted.get(shape, (False, 0))
             counted[shape] = (before[0] or full, before[1] + layers)
     return max(counted, key=lambda shape: counted[shape]) if counted else None

@@ -11,13 +11,12 @@ from kvplan.planning.speed import prefill as planned
 from kvplan.planning.speed.constants import MATMUL_SHARE
 from kvplan.planning.speed.rates import dense_flops
 from kvplan.probe import stack, timing
-from kvplan.probe.attention import head_shape
+from kvplan.probe.readers import Reader, readers
 from kvplan.probe.receipt import Row, median, row
 from kvplan.probe.session import MeasuredFigure
 from kvplan.units import human_bytes
 
 if TYPE_CHECKING:
-    from kvplan.probe.kernels.store import HeadShape
     from kvplan.probe.session import Session
 
 _GPU_SIZES, _CPU_SIZES = ((8192, 8192, 8192), (4096, 14336, 4096)), ((512, 1024, 1024),)
@@ -77,7 +76,7 @@ def measure(session: Session) -> list[Row]:
     """The plateau, and prompts of several lengths through layers of the model."""
     rows = measure_plateau(session)
     spec = session.layout.spec
-    name = next((n for n in spec.layers if _shape(session, n) is not None), None)
+    name = next((n for n in spec.layers if any(map(_cached_as_computed, readers(spec, n)))), None)
     if name is None or session.settings.tensor_parallel_size > 1:
         note = "no layer here has K and V of its own to prefill"
         return [*rows, row("prefill", "prompt", predicted=None, measured=None, unit="s", note=note)]
@@ -92,9 +91,7 @@ def measure(session: Session) -> list[Row]:
         )
         session.lack(f"prefill: {note}")
         return [*rows, row("prefill", "prompt", predicted=None, measured=None, unit="s", note=note)]
-    layers = stack.build(spec, [name] * count, head_shape, lambda mixer: 0, session.device.torch_device, session.seed)
-    shape = _shape(session, name)
-    assert shape is not None
+    layers = stack.build(spec, [name] * count, lambda mixer: 0, session.device.torch_device, session.seed)
     sizes: tuple[int, ...] = _CPU_TOKENS
     if session.device.is_cuda:
         sizes = _GPU_QUICK if limit.quick else _GPU_TOKENS
@@ -110,34 +107,51 @@ def measure(session: Session) -> list[Row]:
             session.lack(f"prefill: the time was up after {number} of {len(sizes)} prompts")
             break
         session.say(f"prefill, {tokens} tokens")
-        seconds = [s / count * spec.num_layers for s in _time_layers(session, layers, shape, tokens)]
+        seconds = [s / count * spec.num_layers for s in _time_layers(session, layers, tokens)]
         rows.append(_prompt_row(session, tokens, seconds, layers, uniform))
     return rows
 
 
-def _shape(session: Session, name: str) -> HeadShape | None:
-    """The attention of a block that is prefilled as it is cached: with K and V."""
-    found = [head_shape(m) for m in session.layout.spec.blocks[name].mixers]
-    return next((s for s in found if s is not None and not s.latent and s.head_dim == s.head_dim_v), None)
+def _cached_as_computed(reader: Reader) -> bool:
+    """Whether a prompt goes through this attention as it is cached, with K and V."""
+    return not reader.head.latent and reader.head.head_dim == reader.head.head_dim_v
 
 
-def _time_layers(session: Session, layers: list[stack.Layer], shape: HeadShape, tokens: int) -> list[float]:
+def _time_layers(session: Session, layers: list[stack.Layer], tokens: int) -> list[float]:
     device = session.device.torch_device
-    scratch = stack.Scratch.of(tokens, session.layout.spec.hidden_size, shape.head_dim, device)
-    q_width, kv_width = shape.query_heads * shape.head_dim, shape.kv_heads * shape.head_dim
-
-    def attend(y: torch.Tensor) -> torch.Tensor:
-        y = stack.take(y, q_width + 2 * kv_width)
-        q, k, v = y.split((q_width, kv_width, kv_width), 1)
-        q, k, v = (part.unflatten(1, (-1, shape.head_dim)).transpose(0, 1)[None] for part in (q, k, v))
-        found = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=shape.scale, enable_gqa=shape.group > 1)
-        return found[0].transpose(0, 1).flatten(1)
+    some = [reader for reader in layers[0].readers if _cached_as_computed(reader)]
+    scratch = stack.Scratch.of(tokens, session.layout.spec.hidden_size, some[0].head.head_dim, device)
+    attends = {reader.mixer: _attend(reader, tokens, device) for reader in some}
 
     def work() -> Any:
         for layer in layers:
-            stack.run_layer(layer, scratch, attend)
+            stack.run_layer(layer, scratch, attends)
 
     return timing.sample(session.device, work, samples=max(3, session.limits.samples // 2))
+
+
+def _attend(reader: Reader, tokens: int, device: Any) -> stack.Attend:
+    """Attention of a prompt over itself; over the rows of an encoder, which are there already."""
+    shape, fixed = reader.head, reader.fixed
+    q_width, kv_width = shape.query_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    rows = (1, shape.kv_heads, reader.entries(tokens) if fixed else 0, shape.head_dim)
+    encoded = torch.randn(rows, device=device).to(stack.DTYPE)
+
+    def heads(part: torch.Tensor) -> torch.Tensor:
+        return part.unflatten(1, (-1, shape.head_dim)).transpose(0, 1)[None]
+
+    def attend(y: torch.Tensor) -> torch.Tensor:
+        if fixed:
+            q, k, v = heads(stack.take(y, q_width)), encoded, encoded
+        else:
+            parts = stack.take(y, q_width + 2 * kv_width).split((q_width, kv_width, kv_width), 1)
+            q, k, v = (heads(part) for part in parts)
+        found = F.scaled_dot_product_attention(
+            q, k, v, is_causal=not fixed, scale=shape.scale, enable_gqa=shape.group > 1
+        )
+        return found[0].transpose(0, 1).flatten(1)
+
+    return attend
 
 
 def _prompt_row(session: Session, tokens: int, seconds: list[float], layers: list[stack.Layer], uniform: bool) -> Row:

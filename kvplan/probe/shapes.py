@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def layer_shapes(part: LayerPart, hidden: int) -> list[tuple[int, int]]:
     """(out, in) of a mixer's products after fusion; the output projection last."""
-    plain = [t for t in part.tensors(hidden) if t.role == "attention" and len(t.shape) == 2]
+    plain = [t for t in part.step_tensors(hidden) if t.role == "attention" and len(t.shape) == 2]
     back = [t for t in plain if t.shape[0] == hidden]
     last = [t for t in back if "out" in t.name][-1:] or back[-1:]
     first = [t for t in plain if t.shape[1] == hidden and t not in last]

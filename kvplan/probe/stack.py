@@ -8,18 +8,18 @@ numbers then mean nothing, the bytes and products are the model's. A step's own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from kvplan.probe.kernels import between
+from kvplan.probe.readers import Reader, readers
 from kvplan.probe.shapes import ffn_shapes, layer_shapes
 from kvplan.spec.ffn import MoeFfn
 
 if TYPE_CHECKING:
-    from kvplan.probe.kernels.store import HeadShape
     from kvplan.spec.kind import CacheKind, LayerPart
     from kvplan.spec.model import ModelSpec
 
@@ -42,10 +42,8 @@ class Layer:
 
     mixers: list[list[torch.Tensor]] = field(default_factory=list)
     """Products of each mixer, in order; the last one is its output. Several mixers work side by side."""
-    attending: int | None = None
-    """Index of the mixer that reads a cache."""
-    head: HeadShape | None = None
-    window: int | None = None
+    readers: list[Reader] = field(default_factory=list)
+    """Every attention over a cache."""
     state_elements: int = 0
     """16-bit words of recurrent state of one sequence, read and written once a step."""
     dense: list[tuple[torch.Tensor, torch.Tensor, bool]] = field(default_factory=list)
@@ -65,13 +63,12 @@ class Layer:
 def layer_bytes(spec: ModelSpec, name: str) -> int:
     """Bytes of one layer's matrices in 16 bits."""
     block = spec.blocks[name]
-    return sum(2 * t.elements for part in (*block.mixers, *block.ffns) for t in part.tensors(spec.hidden_size))
+    return sum(2 * t.elements for part in (*block.mixers, *block.ffns) for t in part.step_tensors(spec.hidden_size))
 
 
 def build(
-    spec: ModelSpec, names: Sequence[str], shape_of: Callable[[CacheKind], HeadShape | None], state_bytes: Callable[
-        [CacheKind], int], device: Any, seed: int = 0,
-) -> list[Layer]:  # fmt: skip
+    spec: ModelSpec, names: Sequence[str], state_bytes: Callable[[CacheKind], int], device: Any, seed: int = 0
+) -> list[Layer]:
     """Layers `names` (blocks of the model, in order) with random weights of variance 1 / inputs."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -80,12 +77,10 @@ def build(
 
     layers = []
     for name in names:
-        layer, hidden = Layer(norm=torch.ones(spec.hidden_size, dtype=DTYPE, device=device)), spec.hidden_size
+        norm, hidden = torch.ones(spec.hidden_size, dtype=DTYPE, device=device), spec.hidden_size
+        layer = Layer(norm=norm, readers=readers(spec, name))
         for mixer in spec.blocks[name].mixers:
             layer.mixers.append([weight(*s) for s in layer_shapes(mixer, hidden)])
-            if (shape := shape_of(mixer)) is not None:
-                layer.head, layer.attending = shape, len(layer.mixers) - 1
-                layer.window = next((s.window for s in mixer.streams() if s.window is not None), None)
             layer.state_elements += -(-state_bytes(mixer) // 2)
         for ffn in spec.blocks[name].ffns:
             _ffn(layer, ffn, hidden, weight)
@@ -147,13 +142,13 @@ Attend = Callable[[torch.Tensor], torch.Tensor]
 
 
 def run_layer(
-    layer: Layer, scratch: Scratch, attend: Attend | None, state: torch.Tensor | None = None,
+    layer: Layer, scratch: Scratch, attends: Mapping[int, Attend], state: torch.Tensor | None = None,
     reduce: Callable[[torch.Tensor], object] | None = None,
 ) -> None:  # fmt: skip
     """One layer of one step; `scratch.x` is what it adds to the residual.
 
     Args:
-        attend: the attention over this layer's cache: from the projections to [batch, heads x d_v].
+        attends: mixer -> its attention over a cache: from the projections to [batch, heads x d_v].
         state: the recurrent states of the batch.
         reduce: adds a tensor up over the ranks, in place: after the mixers and after the FFNs.
     """
@@ -168,8 +163,8 @@ def run_layer(
         y = scratch.normed
         for matrix in products[:-1]:
             y = take(y, matrix.shape[1]) @ matrix.t()
-        if attend is not None and index == layer.attending:
-            y = attend(y)
+        if index in attends:
+            y = attends[index](y)
         for matrix in products[-1:]:
             y = take(y, matrix.shape[1]) @ matrix.t()
         y = take(y, hidden)

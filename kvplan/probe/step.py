@@ -7,6 +7,7 @@ and from what was measured.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ import torch
 
 from kvplan.planning.speed.constants import ROUTING_SECONDS
 from kvplan.probe import linear, stack, timing
-from kvplan.probe.attention import PAGE, head_shape, skipped
+from kvplan.probe.attention import PAGE, skipped
 from kvplan.probe.kernels import between, choose, store
+from kvplan.probe.readers import Reader, head_shape
 from kvplan.probe.receipt import Row, median, row
 from kvplan.probe.step_rows import Point, point_rows, wrong_rows
 from kvplan.units import human_bytes
@@ -149,7 +151,7 @@ def hold(session: Session, *, with_head: bool = True) -> Held | str:
     chosen = [round(i * (spec.num_layers - 1) / max(count - 1, 1)) for i in range(count)]
     names = [spec.layers[i] for i in chosen]
     session.say(f"decode step, weights of {count} of {spec.num_layers} layers")
-    layers = stack.build(spec, names, head_shape, _state_bytes(session), device, session.seed)
+    layers = stack.build(spec, names, _state_bytes(session), device, session.seed)
     generator = torch.Generator(device=device).manual_seed(session.seed)
     head = stack.random_weight((vocab, spec.hidden_size), device, generator) if with_head else None
     fmt, instead = cache_format(session)
@@ -189,18 +191,13 @@ def _cache_bytes(session: Session, held: Held, batch: int, context: int, *, oper
     """
     total = work = 0
     for layer in held.layers:
-        if layer.head is not None:
-            total += batch * _cached(layer, context) * store.row_bytes(layer.head, held.fmt)
-            if operators or not choose.kernels_serve(session.device, layer.head, held.fmt):
-                work = max(work, batch * _cached(layer, context) * store.workspace_bytes(layer.head, held.fmt))
+        for reader in layer.readers:
+            cached = batch * -(-reader.entries(context) // PAGE) * PAGE
+            total += cached * store.row_bytes(reader.head, held.fmt)
+            if operators or not choose.kernels_serve(session.device, reader.head, held.fmt):
+                work = max(work, cached * store.workspace_bytes(reader.head, held.fmt))
         total += batch * layer.state_elements * 2
     return total + work
-
-
-def _cached(layer: stack.Layer, context: int) -> int:
-    """Entries that a step reads: the window's where there is one, in whole pages."""
-    held = context if layer.window is None else min(context, layer.window)
-    return -(-held // PAGE) * PAGE
 
 
 def time_step(session: Session, held: Held, batch: int, context: int) -> Point:
@@ -235,7 +232,7 @@ def prepare(
         Unserved: no attention runs over some layer's cache.
     """
     device, spec = session.device, session.layout.spec
-    dims = [layer.head.head_dim for layer in held.layers if layer.head is not None]
+    dims = [reader.head.head_dim for layer in held.layers for reader in layer.readers]
     scratch = stack.Scratch.of(batch, spec.hidden_size, max(dims, default=2), device.torch_device)
     attends, names = _attends(session, held, scratch, batch, context)
     states = [
@@ -246,34 +243,27 @@ def prepare(
 
     def layers(reduce: Callable[[torch.Tensor], object] | None) -> None:
         for index, layer in enumerate(held.layers):
-            stack.run_layer(layer, scratch, attends.get(index), states[index], reduce)
+            stack.run_layer(layer, scratch, attends[index], states[index], reduce)
 
     return layers, scratch, names
 
 
 def _attends(
     session: Session, held: Held, scratch: stack.Scratch, batch: int, context: int
-) -> tuple[dict[int, Callable[[torch.Tensor], torch.Tensor]], list[str]]:
-    """(layer -> its attention, names of the paths that were picked)."""
-    found: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {}
+) -> tuple[list[dict[int, stack.Attend]], list[str]]:
+    """(of every layer: mixer -> its attention, names of the paths that were picked)."""
+    found: list[dict[int, stack.Attend]] = [{} for _ in held.layers]
     names = []
-    groups: dict[tuple[HeadShape, int], list[int]] = {}
+    groups: dict[tuple[HeadShape, int], list[tuple[int, Reader]]] = {}
     for index, layer in enumerate(held.layers):
-        if layer.head is not None:
-            length = context if layer.window is None else min(context, layer.window)
-            groups.setdefault((layer.head, length), []).append(index)
-    for (shape, length), indices in groups.items():
-        pages = batch * -(-length // PAGE)
-        pool = held.pools.get(shape)
-        if pool is None or pool.blocks < pages * len(indices):
-            held.pools.pop(shape, None)
-            pool = store.allocate(
-                shape, held.fmt, pages * len(indices), PAGE, session.device.torch_device,
-                transposed=choose.transposed(session.device, held.fmt),
-            )  # fmt: skip
-            store.fill_random(pool, session.seed)
-            held.pools[shape] = pool
-        work = choose.over_pool(session.device, pool, len(indices), batch, length, session.seed)
+        for reader in layer.readers:
+            groups.setdefault((reader.head, reader.entries(context)), []).append((index, reader))
+    pages = {(shape, length): batch * -(-length // PAGE) * len(some) for (shape, length), some in groups.items()}
+    begun: Counter[HeadShape] = Counter()
+    for (shape, length), some in groups.items():
+        pool = _pool(session, held, shape, sum(count for (other, _), count in pages.items() if other == shape))
+        start, begun[shape] = begun[shape], begun[shape] + pages[shape, length]
+        work = choose.over_pool(session.device, pool, len(some), batch, length, session.seed, start)
         several = session.device.is_cuda and not session.limits.quick
         work.check_bytes = min(work.check_bytes, int(session.limits.max_bytes * _CHECK_SHARE))
         room = fits(session, held, batch, context, operators=True)
@@ -282,14 +272,25 @@ def _attends(
         if picked is None:
             raise Unserved(f"no attention serves {held.fmt} ({'; '.join(work.rejected) or 'no candidate'})")
         names.append(picked.path.name + skipped(picked))
-        for copy, index in enumerate(indices):
-            found[index] = _bound(work, picked.path.run, copy, scratch)
+        for copy, (index, reader) in enumerate(some):
+            found[index][reader.mixer] = _bound(work, picked.path.run, copy, scratch)
     return found, names
 
 
-def _bound(
-    work: choose.Workload, run: Callable[[int], None], copy: int, scratch: stack.Scratch
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def _pool(session: Session, held: Held, shape: HeadShape, pages: int) -> PagedKv:
+    """At least so many filled pages of a shape: no two attentions read the same ones, or a cache would serve one."""
+    pool = held.pools.get(shape)
+    if pool is None or pool.blocks < pages:
+        pool = None
+        held.pools.pop(shape, None)
+        where, turned = session.device.torch_device, choose.transposed(session.device, held.fmt)
+        pool = store.allocate(shape, held.fmt, pages, PAGE, where, transposed=turned)
+        store.fill_random(pool, session.seed)
+        held.pools[shape] = pool
+    return pool
+
+
+def _bound(work: choose.Workload, run: Callable[[int], None], copy: int, scratch: stack.Scratch) -> stack.Attend:
     def attend(y: torch.Tensor) -> torch.Tensor:
         width = work.q.shape[1] * work.q.shape[2]
         if y.shape[1] >= width:
@@ -334,17 +335,17 @@ def _in_place(session: Session, held: Held, batch: int) -> list[float]:
     again: on one H200 that makes these kernels half as slow again as on activations that stay in the cache.
     """
     device, hidden = session.device, session.layout.spec.hidden_size
-    dims = [layer.head.head_dim for layer in held.layers if layer.head is not None]
+    dims = [reader.head.head_dim for layer in held.layers for reader in layer.readers]
     scratch = stack.Scratch.of(batch, hidden, max(dims, default=2), device.torch_device)
-    skips: dict[HeadShape, Callable[[torch.Tensor], torch.Tensor]] = {}
-    for shape in {layer.head for layer in held.layers if layer.head is not None}:
+    skips: dict[HeadShape, stack.Attend] = {}
+    for shape in {reader.head for layer in held.layers for reader in layer.readers}:
         q = torch.empty((batch, shape.query_heads, shape.head_dim), dtype=stack.DTYPE, device=device.torch_device)
         out = torch.randn((batch, shape.query_heads * shape.head_dim_v), device=device.torch_device).to(stack.DTYPE)
         skips[shape] = _skipping(q, out, scratch)
 
     def layers() -> None:
         for layer in held.layers:
-            stack.run_layer(layer, scratch, skips[layer.head] if layer.head is not None else None)
+            stack.run_layer(layer, scratch, {reader.mixer: skips[reader.head] for reader in layer.readers})
 
     samples = max(3, session.limits.samples // 2)
     alone = median(linear.layer_products(session, held.layers, batch))
@@ -352,7 +353,7 @@ def _in_place(session: Session, held: Held, batch: int) -> list[float]:
     return [max(0.0, t - alone) / len(held.layers) for t in timing.sample(device, layers, samples=samples)]
 
 
-def _skipping(q: torch.Tensor, out: torch.Tensor, scratch: stack.Scratch) -> Callable[[torch.Tensor], torch.Tensor]:
+def _skipping(q: torch.Tensor, out: torch.Tensor, scratch: stack.Scratch) -> stack.Attend:
     """An attention that only turns its queries, where it does."""
 
     def attend(y: torch.Tensor) -> torch.Tensor:

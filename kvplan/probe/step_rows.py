@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.planning.speed import decode
+from kvplan.probe.readers import left_unread
 from kvplan.probe.receipt import Row, median, quantile, row
 from kvplan.probe.shapes import left_out
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 MEDIAN_MISS, WORST_MISS, STATED_MISS = 0.04, 0.10, 0.15
 """Of predicted steps: median and nine in ten after calibration, median before it."""
 MOST_LEFT_OUT = 0.01
-"""Of a step's products, that the probe may leave out for its steps to be held against the plan's."""
+"""Of a step's products, or of its cache bytes, that the probe may leave out for steps to be held against the plan's."""
 MEMORY_SHARE = 0.5
 """Of a step that reads its bytes at the read ceiling, from which on memory binds it and predictions are judged: a
 shorter one is mostly the starts of its kernels, which differ from model to model."""
@@ -81,7 +82,8 @@ def point_rows(session: Session, held: Held, points: list[Point]) -> list[Row]:
                 measured=point.seconds, unit="s", note=f"{part}{'; '.join(notes)}; {point.cache}",
             )
         )  # fmt: skip
-    return rows + _summaries(session, held, judged, short)
+    unread = 0.0 if isinstance(after, str) else max((left_unread(after.works, p.context) for p in points), default=0.0)
+    return rows + _summaries(session, held, judged, short, _beside(session, unread))
 
 
 def rate_text(rate: float) -> str:
@@ -112,12 +114,24 @@ def memory_share(setup: Setup, read_bytes_per_second: float, batch: int, context
     return float(read) / read_bytes_per_second / seconds
 
 
-def _summaries(session: Session, held: Held, judged: Missed, short: Missed) -> list[Row]:
-    """Misses of the steps that memory binds, and of the others for information."""
+def _beside(session: Session, unread: float) -> str:
+    """What of a plan's step is not in the probe's; empty where next to nothing is missing."""
+    products = left_out(session.layout.spec)
+    found = [f"{products:.0%} of the products are beside attention and FFN"] if products > MOST_LEFT_OUT else []
+    if unread > MOST_LEFT_OUT:
+        found.append(f"up to {unread:.0%} of the cache is index keys or compressed entries")
+    return f"{' and '.join(found)}, and left out here" if found else ""
+
+
+def _summaries(session: Session, held: Held, judged: Missed, short: Missed, beside: str) -> list[Row]:
+    """Misses of the steps that memory binds, and of the others for information.
+
+    Args:
+        beside: what of a plan's step is not measured, so that it is not judged.
+    """
     from kvplan.probe.attention import bound_by_memory
 
-    beside = left_out(session.layout.spec)
-    on_gpu = session.device.is_cuda and beside <= MOST_LEFT_OUT
+    on_gpu = session.device.is_cuda and not beside
     kernels = bound_by_memory(session, held.fmt)  # the constants of the package are those of kernels that are
     bounds = [("median miss of predicted steps", judged.now, 0.5, MEDIAN_MISS, on_gpu),
               ("miss of nine in ten predicted steps", judged.now, 0.9, WORST_MISS, on_gpu),
@@ -130,8 +144,8 @@ def _summaries(session: Session, held: Held, judged: Missed, short: Missed) -> l
             continue
         many = f"over {len(found)} point{'s' * (len(found) > 1)}"
         note = f"{many}; predicted is the bound" if bound else f"{many}, whose bytes are less than half of their time"
-        if beside > MOST_LEFT_OUT:
-            note += f"; not judged: {beside:.0%} of the products are beside attention and FFN, and left out here"
+        if beside:
+            note += f"; not judged: {beside}"
         elif bound == STATED_MISS and not kernels:
             note += "; not judged, as memory does not bind attention here"
         rows.append(

@@ -179,6 +179,10 @@ class LayerPart(Shown, ABC):
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         """Weights of this part on the rank it describes."""
 
+    def step_tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
+        """Those of `tensors` that a decode step reads: all, unless a kind says otherwise."""
+        return self.tensors(hidden_size)
+
     @abstractmethod
     def shard(self: Part, tp: int) -> Part:
         """The part as one of `tp` tensor-parallel ranks holds it.

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the probe's extra is not installed")
 import torch
 
 from kvplan.catalog import load_model
-from kvplan.probe import attention, bandwidth, linear, prefill, run, shapes, stack, step
+from kvplan.probe import attention, bandwidth, linear, prefill, readers, run, shapes, stack, step
 from kvplan.probe.device import detect
 from kvplan.probe.kernels import between
 from kvplan.probe.session import MeasuredFigure, MeasuredLine, Session
@@ -54,7 +54,7 @@ def test_layers_weigh_what_the_planner_says(name: str, monkeypatch: pytest.Monke
     spec = load_model(name)
     block = spec.layers[0]
     monkeypatch.setattr(stack, "random_weight", lambda shape, device, generator: torch.empty(shape, device="meta"))
-    made = stack.build(spec, [block], attention.head_shape, lambda mixer: 0, "cpu")[0]
+    made = stack.build(spec, [block], lambda mixer: 0, "cpu")[0]
     tensors = [*made.matrices, *(made.experts[:3] if made.experts else ())]
     held = sum(t.numel() * 2 for t in tensors if t is not None)
     small_vectors = sum(
@@ -117,14 +117,14 @@ def test_a_step_runs_through_every_kind_of_layer(name: str) -> None:
     session = session_of(spec, megabytes=2048)
     held = step.Held(
         names=list(spec.layers[-1:]), fmt="bf16", head=torch.randn((64, spec.hidden_size)).bfloat16() * 0.02,
-        layers=stack.build(spec, spec.layers[-1:], attention.head_shape, step._state_bytes(session), "cpu"),
+        layers=stack.build(spec, spec.layers[-1:], step._state_bytes(session), "cpu"),
     )  # fmt: skip
     point = step.time_step(session, held, 2, 64)
     assert len(point.seconds) == session.limits.samples
     assert min(point.seconds) > 0
     scratch = stack.Scratch.of(2, spec.hidden_size, 64, "cpu")
     before = scratch.rest.clone()
-    stack.run_layer(held.layers[0], scratch, None)
+    stack.run_layer(held.layers[0], scratch, {})
     assert bool(scratch.x.isfinite().all())
     assert not torch.equal(scratch.rest, before)
 
@@ -198,7 +198,7 @@ def test_a_model_without_attention_says_so() -> None:
 
 def test_latent_rows_are_one_head() -> None:
     spec = load_model("deepseek-v2-lite")
-    shape = attention.head_shape(next(iter(spec.blocks.values())).mixers[0])
+    shape = readers.head_shape(next(iter(spec.blocks.values())).mixers[0])
     assert shape == (16, 1, 576, 512, True, 192)
     assert shape.scale == pytest.approx(192**-0.5)
 
@@ -273,6 +273,6 @@ def test_products_are_counted_as_they_are_built(name: str) -> None:
     """What every token multiplies, by shape: counted from the spec, and as matrices of the layers."""
     spec = load_model(name)
     spec = replace(spec, layers=(spec.layers[0], spec.layers[-1]), hidden_size=64)
-    layers = stack.build(spec, spec.layers, step.head_shape, lambda mixer: 0, "cpu")
+    layers = stack.build(spec, spec.layers, lambda mixer: 0, "cpu")
     built = Counter((m.shape[0], m.shape[1]) for layer in layers for m in layer.matrices)
     assert built == shapes.product_shapes(spec)

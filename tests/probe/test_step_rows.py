@@ -13,6 +13,7 @@ from kvplan.catalog import load_gpu, load_model
 from kvplan.probe import attention, prefill, shapes, step_rows
 from kvplan.probe.attention import Timed
 from kvplan.probe.kernels import choose
+from kvplan.probe.readers import head_shape
 from kvplan.probe.receipt import Row
 from kvplan.probe.session import MeasuredFigure, MeasuredLine, Session
 from kvplan.probe.step import Held
@@ -85,7 +86,7 @@ def test_what_is_left_out_is_counted_by_weights() -> None:
 
 @pytest.mark.parametrize(("rate", "judged"), [(0.49, False), (0.51, True)])
 def test_a_line_is_judged_where_memory_binds_it(rate: float, judged: bool) -> None:
-    session, shape = on_a_card(), attention.head_shape(load_model("llama-3.1-8b").blocks["layer"].mixers[0])
+    session, shape = on_a_card(), head_shape(load_model("llama-3.1-8b").blocks["layer"].mixers[0])
     assert shape is not None
     timed: list[Any] = []
     for size in (1 << 24, 1 << 25, 1 << 26, 1 << 27, 1 << 28, 1 << 29):

@@ -3,7 +3,8 @@
 Counted: every weight matrix but the embedding table (a lookup; a tied table is read as the head),
 routed experts by the expected number of distinct ones, the cache as each kind reads it, states read and
 written. Not counted: activations (they stay in the on-chip caches), what a step appends to the cache
-(one entry a layer), encoders, which do not run in a decode step, and padding. Draft layers are work of their own.
+(one entry a layer), encoders and the projections of what they hand on, which do not run in a decode step, and
+padding. Draft layers are work of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from kvplan.spec.ffn import MoeFfn
 from kvplan.spec.kind import CacheKind, Read, Tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvplan.engines.base import Settings, Stage
     from kvplan.planning.weights import RoleWeights
     from kvplan.spec.model import ModelSpec
@@ -96,6 +99,9 @@ def stage_work(
     spec, sums = stage.spec, {r.role: r for r in roles}
     weights = sum(r.num_bytes for r in roles if r.role not in _IDLE and r.role != "routed_experts")
     parameters = sum(r.parameters for r in roles if r.role not in _IDLE and r.role not in ("routed_experts", "head"))
+    if (attention := sums.get("attention")) and (idle := _idle_parameters(spec)):
+        weights -= attention.num_bytes * idle // attention.parameters
+        parameters -= idle
     head, draft = sums.get("head"), sums.get("draft")
     head_bytes, head_parameters = (head.num_bytes, head.parameters) if head else (0, 0)
     if stage.last and head is None and model.tie_word_embeddings and (table := sums.get("embedding")):
@@ -147,6 +153,15 @@ def _draft_work(
     projections = sum(1 for t in model.draft_tensors if t.role == "draft" and t.shape[0] == model.hidden_size)
     kernels = found.kernels._replace(linear=found.kernels.linear + projections)
     return found._replace(kernels=kernels, edge_bytes=0)
+
+
+def _idle_parameters(spec: ModelSpec) -> int:
+    """Of attention, what no decode step reads."""
+    total = 0
+    for layers, mixer in spec.mixers():
+        stepped = mixer.step_tensors(spec.hidden_size)
+        total += layers * sum(t.elements for t in mixer.tensors(spec.hidden_size) if t not in stepped)
+    return total
 
 
 def _period(layers: tuple[str, ...]) -> int:
@@ -204,17 +219,24 @@ def kv_bytes(work: StageWork, context: Tokens) -> Any:
     For full attention this is what the sequence holds; with windows and top-k less, with shared caches more.
     With decode context parallelism a rank reads its share of the streams without a window.
     """
-    total: Any = context * 0 + 2 * work.state_bytes
+    total = context * 0 + 2 * work.state_bytes
+    total += reads_bytes(work, [(layers, mixer.reads()) for layers, mixer in work.mixers], context)
     mine = -(-context // work.dcp) if work.dcp > 1 else context
-    for layers, mixer in work.mixers:
-        reads = mixer.reads()
-        for read, (stream, size, fmt) in zip(reads, rows_of((r.stream for r in reads), work.formats), strict=True):
+    return total + mine * work.edge_bytes if work.edge_bytes else total
+
+
+def reads_bytes(work: StageWork, reads: Iterable[tuple[int, tuple[Read, ...]]], context: Tokens) -> Any:
+    """Bytes of some reads of one sequence of `context` tokens, each of so many layers."""
+    total: Any = context * 0
+    mine = -(-context // work.dcp) if work.dcp > 1 else context
+    for layers, some in reads:
+        for read, (stream, size, fmt) in zip(some, rows_of((r.stream for r in some), work.formats), strict=True):
             entries: Any = read.entries(mine if stream.window is None else context)
             total = total + entries * (layers * size)
             if fmt.residual_tokens:
                 newest = smaller(entries, fmt.residual_tokens)
                 total = total + newest * (layers * (stream.heads * stream.head_dim * 2 - size))
-    return total + mine * work.edge_bytes if work.edge_bytes else total
+    return total
 
 
 def token_parameters(work: StageWork, *, head: bool = True) -> int:

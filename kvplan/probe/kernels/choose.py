@@ -47,8 +47,8 @@ warps a program for every format; with four, integers are 20 to 40 % slower. An 
 programs outnumber what the card holds at once (256 x 1024) and loses where they do not."""
 _LATENT = (Config(False, 32, 4, 2, 2), Config(False, 64, 4, 2, 2), Config(False, 32, 8, 2, 2))
 _LATENT_WIDE = (Config(False, 64, 8, 2, 2, False, 64), Config(False, 64, 4, 2, 2))
-_PER_SM = (4, 2, 8)
-"""Programs per multiprocessor that contexts are split for; int4 programs are of one warp, so twice as many,
+_PER_SM, _PER_SM_INT4 = (4, 2, 8), (8, 4, 2, 16, 32)
+"""Programs per multiprocessor that contexts are split for; int4 programs are of one warp, so there are more,
 and those of latent attention are large."""
 
 
@@ -142,14 +142,20 @@ def transposed(device: ProbeDevice, fmt: str) -> bool:
     return store.v_transposed(fmt) and triton_runs(device, fmt)
 
 
-def over_pool(device: ProbeDevice, pool: PagedKv, copies: int, batch: int, context: int, seed: int = 0) -> Workload:
-    """`copies` caches of `batch` sequences in a filled pool, with random block tables and queries."""
+def over_pool(
+    device: ProbeDevice, pool: PagedKv, copies: int, batch: int, context: int, seed: int = 0, start: int = 0
+) -> Workload:
+    """`copies` caches of `batch` sequences in a filled pool, with random block tables and queries.
+
+    Args:
+        start: pages of the random order that others have already taken.
+    """
     where, shape = device.torch_device, pool.shape
     dtype = torch.float16 if pool.format == "fp16" or launch_interpreted(device) else torch.bfloat16
     generator = torch.Generator(device=where).manual_seed(seed + 1)
     q = torch.randn((batch, shape.query_heads, shape.head_dim), generator=generator, device=where).to(dtype)
     return Workload(
-        device=device, pool=pool, tables=store.random_tables(pool, copies, batch, context, seed),
+        device=device, pool=pool, tables=store.random_tables(pool, copies, batch, context, seed, start),
         lens=torch.full((batch,), context, dtype=torch.int32, device=where), q=q,
         out=torch.empty((batch, shape.query_heads, shape.head_dim_v), dtype=dtype, device=where), batch=batch,
         context=context,
@@ -216,8 +222,8 @@ def _tried(work: Workload, several: bool) -> list[tuple[Config, int]]:
     if not launch.starts_early(work.q):
         configs = tuple(c for c in configs if not c.early)
     chosen = configs if several else configs[:1]
-    first = 1 if shape.latent else 8 if work.pool.format == "int4_g32" else 4
-    aims: tuple[int, ...] = (first, *(n for n in _PER_SM if n != first))
+    aims: tuple[int, ...] = _PER_SM_INT4 if work.pool.format == "int4_g32" else _PER_SM
+    aims = (1, *_PER_SM) if shape.latent else aims
     aims = aims if several else aims[:1]
     found: dict[tuple[Config, int], tuple[Config, int]] = {}
     for config in chosen:

@@ -245,11 +245,16 @@ def some_heads(pool: PagedKv, first: int, last: int) -> PagedKv:
     return replace(pool, shape=own, k=pool.k[:, first:last], v=v, k_scale=k_scale, v_scale=v_scale)
 
 
-def random_tables(pool: PagedKv, copies: int, batch: int, context: int, seed: int = 0) -> torch.Tensor:
-    """[copies, batch, pages] int32: distinct pages in random order, as an engine hands them out after a while."""
+def random_tables(pool: PagedKv, copies: int, batch: int, context: int, seed: int = 0, start: int = 0) -> torch.Tensor:
+    """[copies, batch, pages] int32: distinct pages in random order, as an engine hands them out after a while.
+
+    Args:
+        start: pages of that order that others have already taken.
+    """
     pages = -(-context // pool.page)
-    if copies * batch * pages > pool.blocks:
-        raise ValueError(f"{copies} x {batch} x {pages} pages of a pool of {pool.blocks}")
+    wanted = copies * batch * pages
+    if start + wanted > pool.blocks:
+        raise ValueError(f"{copies} x {batch} x {pages} pages after {start} of a pool of {pool.blocks}")
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(pool.blocks, generator=generator, dtype=torch.int32)[: copies * batch * pages]
+    order = torch.randperm(pool.blocks, generator=generator, dtype=torch.int32)[start : start + wanted]
     return order.reshape(copies, batch, pages).to(pool.k.device)
