@@ -160,6 +160,8 @@ class _Flags:
 
         if name == "-f" and self.path.endswith(" check"):
             return UnknownNameError("option", name, [], more=f"the file is an argument: {self.path} kvplan.yaml")
+        if name == "--gpu" and self.path.endswith(" validate"):
+            return UnknownNameError("option", name, [], more="what this machine has is measured; --device chooses one")
         if belongs_to_a_line(name) and self.path.endswith((" plan", " sweep", " compare", " fit", " explain")):
             line = f'put the engine\'s line in quotes: {self.path} "vllm serve MODEL {name} ..."'
             return UnknownNameError("option", name, [], more=line)

@@ -201,6 +201,8 @@ def _refuse_files(save: str | None, receipt: str | None) -> None:
     """
     if save is None:
         return
+    if save == "-":
+        raise InputError("'-' is no file", where="--save", hint="--json shows what was measured; --save names a file")
     place.check_place(save, where="--save")
     if receipt is not None and os.path.realpath(save) == os.path.realpath(receipt):
         raise InputError(

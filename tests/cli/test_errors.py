@@ -37,6 +37,7 @@ PLAN = ("plan", "llama-3.1-8b", "--gpu", "h100-sxm")
         (("formats", "--color", "blue"), "--color: unknown colour mode 'blue'", "auto, always, never"),
         (("formats", "-o", ""), "-o: needs a file name", "-o plan.json"),
         (("plan", "llama-3.1-8b", "-tpp", "4"), "unknown option '-tpp'", "did you mean"),
+        (("validate", "llama-3.1-8b", "--gpu", "H100"), "unknown option '--gpu'", "--device chooses one"),
         (("plan", "llama-3.1-8b", "-tp4"), "unknown option '-tp4'", "did you mean -tp 4?"),
     ],
 )
