@@ -167,10 +167,13 @@ def open_session(request: Request, say: Callable[[str], None]) -> Session:
     limits = Limits(
         allowed_bytes(device, request.max_bytes), request.quick, time.monotonic() + budget, device.kind == "cpu"
     )
-    return Session(
+    session = Session(
         device=device, model=model, layout=plan_layout(engine, settings, outcome, model), gpu=gpu, engine=engine,
         settings=settings, outcome=outcome, limits=limits, say=say,
     )  # fmt: skip
+    if (stages := settings.pipeline_parallel_size) > 1:
+        session.lack(f"pipeline: of {stages} stages the first is measured")
+    return session
 
 
 def allowed_bytes(device: ProbeDevice, asked: int | None) -> int:

@@ -313,3 +313,10 @@ def test_a_layer_that_does_not_fit_is_not_called_another_kind_of_model() -> None
         f"decode, float32 step, {batch} x {context:,}: one layer does not fit into --max-memory"
         for batch, context in ram.POINTS[::2]
     ]
+
+
+def test_of_a_pipeline_the_first_stage_is_measured_and_that_is_said() -> None:
+    session = session_of(small(), pipeline_parallel_size=2)
+    assert session.lacks == ["pipeline: of 2 stages the first is measured"]
+    assert session.layout.spec.num_layers == 1
+    assert session_of(small()).lacks == []
