@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "gated_delta_net": ("delta", "GatedDeltaNet"),
     "kda": ("delta", "KimiDeltaAttention"),
     "lightning": ("lightning", "LightningAttention"),
+    "mlstm": ("mlstm", "Mlstm"),
     "short_conv": ("short_conv", "ShortConv"),
     "rwkv": ("rwkv", "Rwkv"),
     "rg_lru": ("rg_lru", "RgLru"),

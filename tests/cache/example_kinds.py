@@ -10,6 +10,7 @@ from kvplan.cache.cross import CrossAttention
 from kvplan.cache.delta import GatedDeltaNet, KimiDeltaAttention
 from kvplan.cache.latent import LatentAttention
 from kvplan.cache.lightning import LightningAttention
+from kvplan.cache.mlstm import Mlstm
 from kvplan.cache.mamba import Mamba1, Mamba2
 from kvplan.cache.none import NoCache
 from kvplan.cache.rg_lru import RgLru
@@ -33,6 +34,7 @@ MAMBA2 = Mamba2(heads=24, head_dim=64, state_size=128, groups=1, conv_kernel=4) 
 NEXT = GatedDeltaNet(key_heads=16, value_heads=32, key_head_dim=128, value_head_dim=128, conv_kernel=4)  # Qwen3-Next
 KIMI = KimiDeltaAttention(heads=32, head_dim=128, conv_kernel=4)  # Kimi-Linear-48B, hidden 2304
 MINIMAX = LightningAttention(heads=64, head_dim=128)  # MiniMax-Text-01, hidden 6144
+XLSTM = Mlstm(heads=8, qk_head_dim=256, v_head_dim=512)  # xLSTM-7b, hidden 4096
 GRIFFIN = RgLru(width=2560, heads=10, conv_kernel=4)  # RecurrentGemma 2B, hidden 2560
 LFM = ShortConv(channels=2048, conv_kernel=3)  # LFM2 1.2B, hidden 2048
 RWKV = Rwkv(heads=64, head_dim=64, hidden_size=4096, version=7)  # RWKV-7 7.2B
@@ -50,6 +52,7 @@ EVERY: dict[str, CacheKind] = {
     "gated_delta_net": NEXT,
     "kda": KIMI,
     "lightning": MINIMAX,
+    "mlstm": XLSTM,
     "short_conv": LFM,
     "rwkv": RWKV,
     "rg_lru": GRIFFIN,

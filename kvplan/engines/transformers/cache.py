@@ -14,9 +14,9 @@ from kvplan.engines.transformers import compressed
 if TYPE_CHECKING:
     from kvplan.engines.rows import Rows
 
-OUTSIDE = frozenset({"rg_lru", "lightning", "rwkv"})
+OUTSIDE = frozenset({"rg_lru", "lightning", "rwkv", "mlstm"})
 """Recurrent layers whose state is kept beside the cache object: on the modules (RecurrentGemma), in a list of
-its own (MiniMax), in a separate argument (RWKV)."""
+its own (MiniMax), in a separate argument (RWKV), in a class of its own (xLSTM)."""
 SPEC_COLUMNS = frozenset({"rg_lru"})
 """Recurrent layers that keep kernel - 1 columns of their convolution; the others keep kernel."""
 SCALE_BYTES = 4

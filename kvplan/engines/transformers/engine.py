@@ -37,6 +37,9 @@ MASKED = frozenset(("gpt_neo",))
 the configuration say so (5.24.0 ``cache_utils.py``), and these say it otherwise: every layer keeps every token."""
 DTYPES = ("fp32", "bf16", "fp16")
 
+_MLSTM_STATE_BYTES = 2
+"""xLSTM's cache is in bf16 whatever the model is in (``models/xlstm/modeling_xlstm.py``, ``xLSTMCache``)."""
+
 
 class Transformers(SequenceEngine):
     """``generate()`` with one of its caches; the workload's requests are one batch, padded to one length."""
@@ -55,7 +58,7 @@ class Transformers(SequenceEngine):
     )
     known_kinds = PLAIN_KINDS | {
         "cross", "mla", compressed.KIND, "gated_delta_net", "kda", "mamba1", "mamba2", "lightning", "short_conv",
-        "rwkv", "rg_lru",
+        "rwkv", "rg_lru", "mlstm",
     }  # fmt: skip
     smaller_weights = ("bnb_int8", "nf4")
     settings = frozenset({"cache_implementation", "max_cache_len", *QUANTIZED_ONLY})
@@ -175,6 +178,8 @@ class Transformers(SequenceEngine):
         self._check_stray(settings, chosen)
         size = self._dtype(model, settings).block_bytes
         state = 4 if at_least(settings.engine_version, UNIFIED_SINCE) or _delta_only(model) else size
+        if any(mixer.kind == "mlstm" for _, mixer in model.mixers()):
+            state = _MLSTM_STATE_BYTES
         cells = whole_number(settings, "max_cache_len", settings.max_model_len)
         plain = cache.Layout(chosen, size, state, cells)
         if chosen != "quantized":

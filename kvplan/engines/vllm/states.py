@@ -46,7 +46,7 @@ DRAFT_COLUMNS = {
     "short_conv": "short_conv_draft_columns",
 }  # fmt: skip
 """Kinds whose convolution keeps a column per draft token, and the rule that brought it (None: always)."""
-NOT_SERVED = ("rwkv", "rg_lru")
+NOT_SERVED = ("rwkv", "rg_lru", "mlstm")
 STATE_KINDS = frozenset(NOT_SERVED) | {"mamba1", "mamba2", "gated_delta_net", "kda", "lightning", "short_conv"}
 """Kinds with states of which it is known whether vLLM runs them."""
 """Kinds that vLLM's V1 engine does not run."""

@@ -15,7 +15,7 @@ _MLA_DECOYS = ("head_dim", "num_key_value_heads", "qk_head_dim", "mla_use_nope",
 
 def hidden_size(cfg: Config) -> int:
     """Width of the residual stream."""
-    return cfg.need_int("hidden_size", "n_embd", "d_model", "dim")
+    return cfg.need_int("hidden_size", "n_embd", "d_model", "dim", "embedding_dim")
 
 
 def query_heads(cfg: Config) -> int:

@@ -17,7 +17,7 @@ from kvplan.sources.hf.hybrids_mamba import (
     zamba2,
 )
 from kvplan.sources.hf.hybrids_more import bailing_hybrid, bailing_linear, lara_mini, lfm3
-from kvplan.sources.hf.hybrids_other import lfm2, plamo2, recurrent_gemma, rwkv5, rwkv6, rwkv7
+from kvplan.sources.hf.hybrids_other import lfm2, plamo2, recurrent_gemma, rwkv5, rwkv6, rwkv7, xlstm
 from kvplan.sources.hf.keys import Config, Layers
 
 HYBRIDS: dict[str, Callable[[Config], Layers]] = {
@@ -55,5 +55,6 @@ HYBRIDS: dict[str, Callable[[Config], Layers]] = {
     "rwkv5": rwkv5,
     "rwkv6": rwkv6,
     "rwkv7": rwkv7,
+    "xlstm": xlstm,
 }
 """Readers of the text model; each gets the level of the file that holds its layers."""

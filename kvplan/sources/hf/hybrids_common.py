@@ -46,7 +46,7 @@ def layer_count(cfg: Config) -> int:
     Raises:
         SpecError: none are given, or more than any model has.
     """
-    count = cfg.need_int("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    count = cfg.need_int("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks")
     if count > MAX_LAYERS:
         raise cfg.error(f"{count} layers are more than any model has", hint=f"at most {MAX_LAYERS} are read")
     return count
@@ -203,17 +203,27 @@ def mamba_heads(cfg: Config, inner: int, heads_key: str, dim_key: str) -> dict[s
     return {"heads": heads, "head_dim": dim}
 
 
+def factor_of(cfg: Config, default: float, *keys: str) -> float:
+    """What a width is multiplied with, or `default` where none of `keys` is set.
+
+    Raises:
+        SpecError: something else stands there, or nothing that a width is multiplied with.
+    """
+    factor = cfg.get(*keys)
+    if factor is None:
+        return default
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1024:
+        raise cfg.error(f"{keys[0]} should be a number above 0, not {printable(repr(factor), 60)}")
+    return factor
+
+
 def inner_size(cfg: Config, *keys: str) -> int:
     """Width of a Mamba layer: ``expand x hidden_size``; an absent factor is 2.
 
     Raises:
         SpecError: the factor is no number, or the product no whole one.
     """
-    factor = cfg.get(*keys)
-    if factor is None:
-        factor = 2
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1024:
-        raise cfg.error(f"{keys[0]} should be a number above 0, not {printable(repr(factor), 60)}")
+    factor = factor_of(cfg, 2, *keys)
     product = factor * hidden_size(cfg)
     if int(product) != product:
         raise cfg.error(f"{keys[0]} ({factor}) times the hidden size is no whole number")

@@ -1,6 +1,6 @@
-"""Other recurrent families: RWKV 5 to 7, RecurrentGemma, LFM2, PLaMo 2.
+"""Other recurrent families: RWKV 5 to 7, RecurrentGemma, LFM2, PLaMo 2, xLSTM.
 
-Sources: transformers 5.24.0 ``models/{recurrent_gemma,lfm2,lfm2_moe}``; RWKV-LM (the training code of
+Sources: transformers 5.24.0 ``models/{recurrent_gemma,lfm2,lfm2_moe,xlstm}``; RWKV-LM (the training code of
 RWKV 5, 6 and 7, from which the default low ranks come); for PLaMo 2 the ``modeling_plamo.py`` beside
 its weights and vLLM's ``model_executor/models/plamo2.py``.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 
 from kvplan.cache.mamba import Mamba1
+from kvplan.cache.mlstm import Mlstm
 from kvplan.cache.rg_lru import RgLru
 from kvplan.cache.rwkv import Rwkv
 from kvplan.cache.short_conv import ShortConv
-from kvplan.errors import printable
 from kvplan.sources.hf.attention import checked, hidden_size, query_heads, softmax_attention
 from kvplan.sources.hf.ffn import dense_ffn, ffn_for_layer
 from kvplan.sources.hf.hybrids_common import (
@@ -21,6 +21,7 @@ from kvplan.sources.hf.hybrids_common import (
     LINEAR,
     Stack,
     agree,
+    factor_of,
     layer_count,
     layer_kinds,
     need_kinds,
@@ -176,14 +177,10 @@ def lfm2(cfg: Config) -> Layers:
 def _lfm2_ffn_size(cfg: Config) -> int:
     """The dense FFN's width: two thirds of the stated size, scaled and rounded up, unless told not to."""
     size = cfg.need_int("block_ff_dim", "intermediate_size")
-    factor, multiple = cfg.get("block_ffn_dim_multiplier"), optional(cfg, 256, "block_multiple_of")
+    factor, multiple = factor_of(cfg, 1, "block_ffn_dim_multiplier"), optional(cfg, 256, "block_multiple_of")
     if not cfg.flag("block_auto_adjust_ff_dim", default=True):
         return size
     size = 2 * size // 3
-    if factor is None:
-        factor = 1
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1024:
-        raise cfg.error(f"block_ffn_dim_multiplier should be a number above 0, not {printable(repr(factor), 60)}")
     return -(-int(factor * size) // multiple) * multiple
 
 
@@ -226,3 +223,34 @@ def plamo2(cfg: Config) -> Layers:
             mixer = softmax_attention(cfg, head_dim=dim, window=None if full else window, qk_norm="heads")
         stack.add(name + suffix(ffns), Block(mixers=(mixer,), ffns=ffns, norms=4))
     return stack.layers()
+
+
+def xlstm(cfg: Config) -> Layers:
+    """xLSTM: matrix memories alone, each before a gated FFN; sizes are shares of the width, rounded up.
+
+    Files of the first release name width and layers `embedding_dim` and `num_blocks`.
+    """
+    cfg.ignore(("gate_soft_cap", "output_logit_soft_cap", "weight_mode", "mode", "chunk_size", "return_last_states"))
+    cfg.ignore(("chunkwise_kernel", "sequence_kernel", "step_kernel", "autocast_kernel_dtype", "inference_state_dtype"))
+    cfg.ignore(("norm_reduction_force_float32", "max_inference_chunksize", "eps", "cell_norm_eps", "head_dim"))
+    if cfg.flag("use_bias"):
+        raise cfg.error("use_bias: biases in every matrix of xLSTM are not understood", hint="write a model spec")
+    width, heads, sizes = hidden_size(cfg), cfg.need_int("num_heads"), {}
+    for part, share in (("qk", 0.5), ("v", 1.0)):
+        size = _rounded(width * factor_of(cfg, share, f"{part}_dim_factor"), 64)
+        if size % heads:
+            raise cfg.error(f"num_heads ({heads}) do not divide the {part} width ({size})")
+        sizes[f"{part}_head_dim"] = size // heads
+    mixer = checked(cfg, Mlstm, {}, {"heads": heads, **sizes})
+    multiple = optional(cfg, 64, "ffn_round_up_to_multiple_of")
+    wide = _rounded(width * factor_of(cfg, 2.667, "ffn_proj_factor"), multiple)
+    ffns = (dense_ffn(cfg, intermediate_size=wide, bias=False),)
+    stack = Stack()
+    for _ in range(layer_count(cfg)):
+        stack.add("mlstm", plain_block(mixer, ffns))
+    return stack.layers()
+
+
+def _rounded(size: float, multiple: int) -> int:
+    """Up to the next multiple, fractions as xLSTM's own code takes them: 64.5 stays 64."""
+    return int((size + multiple - 1) // multiple) * multiple
