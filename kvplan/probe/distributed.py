@@ -71,8 +71,12 @@ def measure(session: Session) -> list[Row]:
         # one figure for all: ranks that sized their work by their own free memory would send different messages
         agreed = min(_gathered(session.limits.max_bytes, group))
         session.limits = session.limits._replace(max_bytes=agreed)
-        _held(session, group, rows)
-        _replicated(session, group, rows)
+        if any(layer.streams for layer in session.layout.layers):
+            _held(session, group, rows)
+            _replicated(session, group, rows)
+        else:
+            note = "no layer of this model caches entries: states alone, which the memory section allocates"
+            rows.append(row("distributed", "cache", predicted=None, measured=None, unit="bytes", note=note))
         line = _messages(session, group, rows)
         rows += _step(session, group, line)
     except KvplanError:
@@ -311,16 +315,20 @@ def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
     """The decode step of this rank's layers against the planner's, and what messages add to it."""
     if line is None:
         return []
+    from kvplan.planning.speed.work import count_reduces
+    from kvplan.probe import held as part_of
     from kvplan.probe import step
+    from kvplan.probe.shapes import unfit_weights
+    from kvplan.probe.step_rows import ranks_seconds
 
     session.say("distributed, tensor-parallel step")
     batch, context = GPU_POINT if session.device.is_cuda else CPU_POINT
     name = f"{batch} x {context:,}"
 
-    def make() -> tuple[step.Held, Callable[..., None], list[str]]:
-        if (reason := step.unfit_weights(session)) is not None:
+    def make() -> tuple[part_of.Held, part_of.RunLayers, list[str]]:
+        if (reason := unfit_weights(session)) is not None:
             raise KvplanError(reason)
-        held = step.hold(session, with_head=False)
+        held = part_of.hold(session, with_head=False)
         if isinstance(held, str):
             raise KvplanError(held)
         if not step.fits(session, held, batch, context):
@@ -334,25 +342,27 @@ def _step(session: Session, group: Group, line: Line | None) -> list[Row]:
         return rows
     held, layers, paths = made
     reduce = extras.torch().distributed.all_reduce
-    grown = session.layout.spec.num_layers / len(held.layers)
-    if _agreed(session, group, lambda: layers(None) or True, f"step, {name}") is None:  # what it allocates, it gets
-        return rows
+    spec, everything = session.layout.spec, range(len(held.layers))
+    if _agreed(session, group, lambda: layers(None, everything) or True, f"step, {name}") is None:
+        return rows  # what it allocates, it gets
     taken = []
     for one in (None, reduce):
-        mine = _agreed(session, group, partial(_samples, session, partial(layers, one)), f"step, {name}")
+        timed = partial(held.sampled, spec, layers, partial(_samples, session), one)
+        mine = _agreed(session, group, timed, f"step, {name}")
         if mine is None:
             return rows
-        taken.append(_gathered([grown * s for s in mine], group))
+        taken.append(_gathered(mine, group))
     alone, together = taken
-    predicted = planned_step(session, line, batch, context)
+    setup = session.speed(formats=part_of.formats_run(session, held.fmt))
+    predicted = ranks_seconds(setup, line[0], line[1], batch, context)
     how = "predicted by the plan with the line of the all-reduce"
     if predicted is None:
-        how = f"not predicted: {session.speed()}"
+        how = f"not predicted: {setup}"
     tolerance = STEP_TOLERANCE if session.device.is_cuda else None
     message = batch * session.layout.spec.hidden_size * 2
-    reduces = 2 * session.layout.spec.num_layers
+    reduces = count_reduces(spec)
     moved = 2 * (group.size - 1) / group.size * message
-    part = f"{len(held.layers)} of {session.layout.spec.num_layers} layers, {'scaled, ' if grown > 1 else ''}no head"
+    part = f"{held.told(spec) or f'{spec.num_layers} layers'}, no head"
     for rank, (own, messages) in enumerate(zip(alone, together, strict=True)):
         rows.append(
             row(
@@ -384,16 +394,3 @@ def _read(session: Session, group: Group) -> list[Row]:
     session.gpu = replace(session.gpu, bandwidth_bytes_per_second=int(median(rates)))
     note = "of the slowest rank while all read; predicted steps take it for the bandwidth"
     return [row("distributed", "read rate", predicted=None, measured=rates, unit="bytes/s", note=note)]
-
-
-def planned_step(session: Session, line: Line, batch: int, context: int) -> float | None:
-    """The plan's step of a rank's layers without the head, messages by the measured line; None: no speed is known."""
-    from kvplan.planning.speed import decode
-
-    setup = session.speed()
-    if isinstance(setup, str):
-        return None
-    rate, latency, _ = line
-    rates = setup.rates._replace(link_bandwidth=rate, link_seconds=latency, short_bandwidth=None, short_seconds=0.0)
-    works = tuple(w._replace(head_bytes=0, head_parameters=0, vocab_rows=0) for w in setup.works)
-    return float(decode.step(works, rates, setup.layout, batch, context).seconds)

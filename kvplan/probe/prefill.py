@@ -14,6 +14,7 @@ from kvplan.probe import stack, timing
 from kvplan.probe.readers import Reader, readers
 from kvplan.probe.receipt import Row, median, row
 from kvplan.probe.session import MeasuredFigure
+from kvplan.probe.shapes import unfit_weights
 from kvplan.units import human_bytes
 
 if TYPE_CHECKING:
@@ -77,9 +78,8 @@ def measure(session: Session) -> list[Row]:
     rows = measure_plateau(session)
     spec = session.layout.spec
     name = next((n for n in spec.layers if any(map(_cached_as_computed, readers(spec, n)))), None)
-    if name is None or session.settings.tensor_parallel_size > 1:
-        note = "no layer here has K and V of its own to prefill"
-        return [*rows, row("prefill", "prompt", predicted=None, measured=None, unit="s", note=note)]
+    if (note := _unfit(session, name)) is not None or name is None:
+        return [*rows, row("prefill", "prompt", predicted=None, measured=None, unit="s", note=note or "")]
     limit = session.limits
     each = stack.layer_bytes(spec, name)
     count = min(_LAYERS, spec.num_layers, int(limit.max_bytes * _WEIGHT_SHARE // each))
@@ -95,21 +95,40 @@ def measure(session: Session) -> list[Row]:
     sizes: tuple[int, ...] = _CPU_TOKENS
     if session.device.is_cuda:
         sizes = _GPU_QUICK if limit.quick else _GPU_TOKENS
+    longest = session.model.max_position_embeddings or sizes[-1]
+    sizes = tuple(dict.fromkeys(min(n, longest) for n in sizes))
     wide = 6 * spec.hidden_size + max((m.shape[0] for layer in layers for m in layer.matrices), default=0) * 4
     fitting = tuple(n for n in sizes if 2 * n * wide <= limit.max_bytes * (1 - _WEIGHT_SHARE))
     if len(fitting) < len(sizes):
         left = len(sizes) - len(fitting)
         session.lack(f"prefill: activations of {left} of {len(sizes)} prompts do not fit into --max-memory")
     sizes = fitting
-    uniform = len(spec.layer_counts) == 1
+    others = [n for n in spec.layer_counts if n != name]
     for number, tokens in enumerate(sizes):
         if limit.seconds_left <= 0:
             session.lack(f"prefill: the time was up after {number} of {len(sizes)} prompts")
             break
         session.say(f"prefill, {tokens} tokens")
         seconds = [s / count * spec.num_layers for s in _time_layers(session, layers, tokens)]
-        rows.append(_prompt_row(session, tokens, seconds, layers, uniform))
+        rows.append(_prompt_row(session, tokens, seconds, layers, name if others else ""))
     return rows
+
+
+def _unfit(session: Session, name: str | None) -> str | None:
+    """Why no prompt is measured; None: it is."""
+    if session.settings.tensor_parallel_size > 1:
+        return "prompts are not measured over several GPUs"
+    found = [one for block in session.layout.spec.layer_counts for one in readers(session.layout.spec, block)]
+    if not found:
+        return "no layer of this model has K and V to prefill"
+    reason = unfit_weights(session)
+    if reason is None and name is None:
+        dims = next((f"{x.head.head_dim} and {x.head.head_dim_v}" for x in found if not x.head.latent), None)
+        reason = "latent rows, whose prompts rebuild K and V" if dims is None else f"K and V of {dims} elements"
+        reason += " are not prefilled here"
+    if reason is not None:
+        session.lack(f"prefill: {reason}")
+    return reason
 
 
 def _cached_as_computed(reader: Reader) -> bool:
@@ -154,22 +173,29 @@ def _attend(reader: Reader, tokens: int, device: Any) -> stack.Attend:
     return attend
 
 
-def _prompt_row(session: Session, tokens: int, seconds: list[float], layers: list[stack.Layer], uniform: bool) -> Row:
+def _prompt_row(session: Session, tokens: int, seconds: list[float], layers: list[stack.Layer], block: str) -> Row:
+    """A prompt's row.
+
+    Args:
+        block: that of the layers, where the model has others; the plan's prompt, which has them all, is then another.
+    """
     count, routed = len(layers), any(layer.experts for layer in layers)
     note = f"{count} layers times {session.layout.spec.num_layers / count:g}, without the head"
+    if block:
+        note += f"; as if all layers were {block}, so nothing is predicted"
     if routed:
         note += "; experts as batched products over even shares"
     predicted = None
     setup = session.speed()
     if isinstance(setup, str) and (made := session.calibration()) is not None:
         setup = session.speed(made)
-    if not isinstance(setup, str):
+    if not isinstance(setup, str) and not block:
         works = tuple(w._replace(head_bytes=0, head_parameters=0, vocab_rows=0) for w in setup.works)
         parts = planned.prompt(works, setup.rates, setup.layout, tokens, tokens)
         if parts is not None:
             predicted = float(parts.seconds)
             note += f"; {float(parts.flops) / median(seconds) / 1e12:.4g} TFLOP/s, bound by {planned.bound(parts)}"
-    judged = STATED_MISS if session.device.is_cuda and uniform and not routed else None
+    judged = STATED_MISS if session.device.is_cuda and not block and not routed else None
     return row(
         "prefill", f"prompt of {tokens} tokens", predicted=predicted, measured=seconds, unit="s", tolerance=judged,
         note=note,

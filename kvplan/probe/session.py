@@ -12,6 +12,7 @@ from kvplan.probe.receipt import median
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvplan.cache.bytes import KvFormats
     from kvplan.engines.base import Engine, Settings
     from kvplan.planning.calibration import Calibration
     from kvplan.planning.evaluate import Outcome
@@ -113,18 +114,21 @@ class Session:
         if what not in self.lacks:
             self.lacks.append(what)
 
-    def speed(self, calibration: Calibration | None = None, *, engine: str = "generic") -> Setup | str:
+    def speed(
+        self, calibration: Calibration | None = None, *, engine: str = "generic", formats: KvFormats | None = None
+    ) -> Setup | str:
         """What `kvplan.planning.speed` predicts this model's step from; a sentence where nothing can be said.
 
         Args:
             calibration: None: the stated constants.
             engine: whose constants; ``generic`` has no overhead of an engine.
+            formats: of the cache, in place of the plan's.
         """
         from kvplan.engines import get_engine
         from kvplan.planning.speed.figures import setup
 
         chosen = self.engine if engine == self.engine.name else get_engine(engine)
-        return setup(self.model, self.gpu, chosen, self.outcome, calibration)
+        return setup(self.model, self.gpu, chosen, self.outcome, calibration, formats)
 
     def calibration(self) -> Calibration | None:
         """`figures` as the planner reads them; None while nothing says how fast memory is read."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvplan.spec.ffn import DenseFfn, MoeFfn
 
 if TYPE_CHECKING:
+    from kvplan.probe.session import Session
     from kvplan.spec.kind import LayerPart, Tensor
     from kvplan.spec.model import ModelSpec
 
@@ -32,6 +33,15 @@ def ffn_shapes(part: LayerPart, hidden: int) -> list[tuple[int, int]]:
     else:
         return []
     return [(wide * (1 + gated), hidden), (hidden, wide)]
+
+
+def unfit_weights(session: Session) -> str | None:
+    """Why products of these weights are not measured; None: they are."""
+    for role in sorted({t.role for _, t in session.layout.spec.tensors_by_block()} - {"norm", "router"}):
+        body = session.outcome.weights.of(role)
+        if body.units != "16" or body.block_elements != 1:
+            return f"weights in {body.name} are not multiplied here; --weights bf16 measures the step in 16 bits"
+    return None
 
 
 def product_shapes(spec: ModelSpec) -> Counter[tuple[int, int]]:

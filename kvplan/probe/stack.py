@@ -49,6 +49,8 @@ class Layer:
     dense: list[tuple[torch.Tensor, torch.Tensor, bool]] = field(default_factory=list)
     """(gate and up, down, gated): dense FFNs and shared experts."""
     experts: Experts | None = None
+    ffns: int = 0
+    """FFNs of the model, routed and shared experts together as one: each has its sum over ranks."""
     norm: torch.Tensor | None = None
 
     @property
@@ -78,7 +80,7 @@ def build(
     layers = []
     for name in names:
         norm, hidden = torch.ones(spec.hidden_size, dtype=DTYPE, device=device), spec.hidden_size
-        layer = Layer(norm=norm, readers=readers(spec, name))
+        layer = Layer(norm=norm, readers=readers(spec, name), ffns=len(spec.blocks[name].ffns))
         for mixer in spec.blocks[name].mixers:
             layer.mixers.append([weight(*s) for s in layer_shapes(mixer, hidden)])
             layer.state_elements += -(-state_bytes(mixer) // 2)
@@ -139,18 +141,20 @@ def take(x: torch.Tensor, width: int) -> torch.Tensor:
 
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
+Reduce = Callable[[torch.Tensor], object]
+"""Adds a tensor up over the ranks, in place."""
 
 
 def run_layer(
     layer: Layer, scratch: Scratch, attends: Mapping[int, Attend], state: torch.Tensor | None = None,
-    reduce: Callable[[torch.Tensor], object] | None = None,
+    reduce: Reduce | None = None,
 ) -> None:  # fmt: skip
     """One layer of one step; `scratch.x` is what it adds to the residual.
 
     Args:
         attends: mixer -> its attention over a cache: from the projections to [batch, heads x d_v].
         state: the recurrent states of the batch.
-        reduce: adds a tensor up over the ranks, in place: after the mixers and after the FFNs.
+        reduce: after every mixer and every FFN.
     """
     assert layer.norm is not None
     hidden = scratch.x.shape[1]
@@ -167,20 +171,21 @@ def run_layer(
             y = attends[index](y)
         for matrix in products[-1:]:
             y = take(y, matrix.shape[1]) @ matrix.t()
-        y = take(y, hidden)
+        y = _summed(take(y, hidden), reduce)
         total = y if total is None else total + y
     if total is not None:
-        scratch.x = _summed(total, reduce)
+        scratch.x = total
     if layer.dense or layer.experts is not None:
         between.add_norm(scratch.x, scratch.rest, layer.norm, scratch.normed)
         for up, down, gated in layer.dense:
             scratch.x = _gated(scratch.normed @ up.t(), down.shape[1], gated) @ down.t()
         if layer.experts is not None:
             _routed(layer.experts, scratch)
-        scratch.x = _summed(scratch.x, reduce)
+        for _ in range(layer.ffns):
+            scratch.x = _summed(scratch.x, reduce)
 
 
-def _summed(x: torch.Tensor, reduce: Callable[[torch.Tensor], object] | None) -> torch.Tensor:
+def _summed(x: torch.Tensor, reduce: Reduce | None) -> torch.Tensor:
     """`x` added up over the ranks; columns that were cut are laid out anew, as messages are."""
     if reduce is None:
         return x

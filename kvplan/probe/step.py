@@ -8,8 +8,7 @@ and from what was measured.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,50 +16,27 @@ import torch
 from kvplan.planning.speed.constants import ROUTING_SECONDS
 from kvplan.probe import linear, stack, timing
 from kvplan.probe.attention import PAGE, skipped
+from kvplan.probe.held import Held, RunLayers, hold
 from kvplan.probe.kernels import between, choose, store
 from kvplan.probe.readers import Reader, head_shape
 from kvplan.probe.receipt import Row, median, row
+from kvplan.probe.shapes import unfit_weights
 from kvplan.probe.step_rows import Point, point_rows, wrong_rows
-from kvplan.units import human_bytes
 
 if TYPE_CHECKING:
     from kvplan.probe.kernels.store import HeadShape, PagedKv
     from kvplan.probe.session import Session
-    from kvplan.spec.kind import CacheKind
 
 GPU_GRID = ((1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 1024), (64, 4096), (128, 1024), (256, 1024))
 GPU_QUICK = ((1, 1024), (8, 4096), (64, 1024), (64, 4096))
 CPU_GRID = ((1, 256), (2, 256), (2, 512), (4, 512))
 CPU_QUICK = ((1, 256), (2, 256))
-_CPU_LAYERS = 2
-"""Layers on a CPU at most: the others are scaled."""
-_VOCAB_ALIGN = 64
-"""Rows that the head is padded to, as engines do: products of odd widths are several times slower."""
-_CPU_WEIGHT_SHARE, _CPU_POOL_SHARE = 0.75, 0.2
-_WEIGHT_SHARE, _POOL_SHARE, _CHECK_SHARE = 0.55, 0.3, 0.02
-"""Of what a section may hold that goes to weights, to caches, and to holding attention against float64."""
+_CPU_POOL_SHARE, _POOL_SHARE, _CHECK_SHARE = 0.2, 0.3, 0.02
+"""Of what a section may hold that goes to caches, and to holding attention against float64."""
 
 
 class Unserved(RuntimeError):
     """No attention that is right runs here over some layer's cache: a step without it would be no step."""
-
-
-@dataclass(kw_only=True)
-class Held:
-    """The part of the model that is on the device."""
-
-    names: list[str]
-    """Block of every layer."""
-    layers: list[stack.Layer]
-    head: torch.Tensor | None
-    """[vocabulary, hidden]; None: a step ends before it."""
-    fmt: str
-    instead: str = ""
-    """What `fmt` stands for, where it is not the plan's format."""
-    wrong: list[tuple[str, float]] = field(default_factory=list)
-    """(name, error) of every attention that ran and lay too far from float64."""
-    pools: dict[HeadShape, PagedKv] = field(default_factory=dict)
-    """Pages of all layers with this attention."""
 
 
 def measure(session: Session) -> list[Row]:
@@ -99,63 +75,6 @@ def _unfit(session: Session) -> str | None:
     if session.settings.pipeline_parallel_size > 1 or session.settings.tensor_parallel_size > 1:
         return "a step over several GPUs is measured under torchrun"
     return None
-
-
-def unfit_weights(session: Session) -> str | None:
-    """Why products of these weights are not measured; None: they are."""
-
-    for role in sorted({t.role for _, t in session.layout.spec.tensors_by_block()} - {"norm", "router"}):
-        body = session.outcome.weights.of(role)
-        if body.units != "16" or body.block_elements != 1:
-            return f"weights in {body.name} are not multiplied here; --weights bf16 measures the step in 16 bits"
-    return None
-
-
-def cache_format(session: Session) -> tuple[str, str]:
-    """(the plan's format where the probe has pages of all its heads in it, else bf16; what that stands for).
-
-    Activations and weights here are bf16, so a cache in fp16 is one in bf16: the same bytes, the same products.
-    """
-    name = session.layout.formats.k.name
-    if name == "fp16":
-        return "bf16", "in place of fp16, which takes the same bytes"
-    heads = {shape for _, mixer in session.layout.spec.mixers() if (shape := head_shape(mixer)) is not None}
-    if name not in store.FORMATS or any(store.unserved(shape, name) for shape in heads):
-        return "bf16", f"in place of {name}, of which there are no pages here" if name != "bf16" else ""
-    return name, ""
-
-
-def _state_bytes(session: Session) -> Callable[[CacheKind], int]:
-    from kvplan.cache.bytes import state_bytes
-
-    return lambda mixer: int(state_bytes(mixer, session.layout.formats))
-
-
-def hold(session: Session, *, with_head: bool = True) -> Held | str:
-    """As many layers as fit, evenly taken from the model, and the head; a sentence where one layer is too large."""
-    spec, limits = session.layout.spec, session.limits
-    device = session.device.torch_device
-    vocab = -(-spec.vocab_size // _VOCAB_ALIGN) * _VOCAB_ALIGN
-    head_bytes = 2 * vocab * spec.hidden_size if with_head else 0
-    most = limits.max_bytes * (_WEIGHT_SHARE if session.device.is_cuda else _CPU_WEIGHT_SHARE)
-    each = max(stack.layer_bytes(spec, name) for name in set(spec.layers))
-    if each + head_bytes > most:
-        what = "one layer and the head take" if with_head else "one layer takes"
-        return (
-            f"{what} {human_bytes(each + head_bytes)}, which does not fit into --max-memory "
-            f"({human_bytes(limits.max_bytes)}, of which weights may take {human_bytes(int(most))})"
-        )
-    count = min(spec.num_layers, int((most - head_bytes) // each))
-    if not session.device.is_cuda:
-        count = min(count, _CPU_LAYERS)
-    chosen = [round(i * (spec.num_layers - 1) / max(count - 1, 1)) for i in range(count)]
-    names = [spec.layers[i] for i in chosen]
-    session.say(f"decode step, weights of {count} of {spec.num_layers} layers")
-    layers = stack.build(spec, names, _state_bytes(session), device, session.seed)
-    generator = torch.Generator(device=device).manual_seed(session.seed)
-    head = stack.random_weight((vocab, spec.hidden_size), device, generator) if with_head else None
-    fmt, instead = cache_format(session)
-    return Held(names=names, layers=layers, head=head, fmt=fmt, instead=instead)
 
 
 def _grid(session: Session, held: Held) -> list[tuple[int, int]]:
@@ -201,9 +120,10 @@ def _cache_bytes(session: Session, held: Held, batch: int, context: int, *, oper
 
 
 def time_step(session: Session, held: Held, batch: int, context: int) -> Point:
-    """Seconds of the whole model's step; layers that are not held count as the mean of those that are."""
+    """Seconds of the whole model's step; layers that are not held count as those of their block that are."""
     device, spec = session.device, session.layout.spec
     layers, scratch, names = prepare(session, held, batch, context)
+    everything = range(len(held.layers))
 
     def head() -> Any:
         assert held.head is not None
@@ -211,22 +131,24 @@ def time_step(session: Session, held: Held, batch: int, context: int) -> Point:
         return scratch.normed @ held.head.t()
 
     def whole() -> Any:
-        layers(None)
+        layers(None, everything)
         return head()
 
     samples = session.limits.samples
-    seconds = timing.sample(device, whole, samples=samples)
-    if len(held.layers) < spec.num_layers:
-        alone = median(timing.sample(device, head, samples=samples))
-        grown = spec.num_layers / len(held.layers)
-        seconds = [alone + max(s - alone, 0.0) * grown for s in seconds]
+
+    def sample(work: Callable[[], Any]) -> list[float]:
+        return timing.sample(device, work, samples=samples)
+
+    if held.whole(spec):
+        seconds = sample(whole)
+    else:
+        parts = zip(held.sampled(spec, layers, sample), sample(head), strict=True)
+        seconds = [inside + last for inside, last in parts]
     return Point(batch, context, tuple(seconds), ", ".join(dict.fromkeys(names)) or "no attention")
 
 
-def prepare(
-    session: Session, held: Held, batch: int, context: int
-) -> tuple[Callable[[Callable[[torch.Tensor], object] | None], None], stack.Scratch, list[str]]:
-    """(all layers of a step, run with the sum over ranks that it is given; their activations; paths of attention).
+def prepare(session: Session, held: Held, batch: int, context: int) -> tuple[RunLayers, stack.Scratch, list[str]]:
+    """(some layers of a step, run with the sum over ranks that it is given; activations; paths of attention).
 
     Raises:
         Unserved: no attention runs over some layer's cache.
@@ -241,9 +163,9 @@ def prepare(
         for layer in held.layers
     ]  # fmt: skip
 
-    def layers(reduce: Callable[[torch.Tensor], object] | None) -> None:
-        for index, layer in enumerate(held.layers):
-            stack.run_layer(layer, scratch, attends[index], states[index], reduce)
+    def layers(reduce: stack.Reduce | None, chosen: Iterable[int]) -> None:
+        for index in chosen:
+            stack.run_layer(held.layers[index], scratch, attends[index], states[index], reduce)
 
     return layers, scratch, names
 

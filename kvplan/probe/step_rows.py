@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.planning.speed import decode
+from kvplan.probe.held import Held, formats_run
 from kvplan.probe.readers import left_unread
 from kvplan.probe.receipt import Row, median, quantile, row
 from kvplan.probe.shapes import left_out
@@ -12,7 +13,6 @@ from kvplan.probe.shapes import left_out
 if TYPE_CHECKING:
     from kvplan.planning.speed.figures import Setup
     from kvplan.probe.session import Session
-    from kvplan.probe.step import Held
 
 MEDIAN_MISS, WORST_MISS, STATED_MISS = 0.04, 0.10, 0.15
 """Of predicted steps: median and nine in ten after calibration, median before it."""
@@ -50,12 +50,25 @@ def predicted_seconds(setup: Setup | str, batch: int, context: int) -> float | N
     return float(decode.step(setup.works, setup.rates, setup.layout, batch, context).seconds)
 
 
+def ranks_seconds(
+    setup: Setup | str, link_bandwidth: float, link_seconds: float, batch: int, context: int
+) -> float | None:
+    """The planner's step of a rank's layers without the head, messages by a line; None where it says nothing."""
+    if isinstance(setup, str):
+        return None
+    rates = setup.rates._replace(
+        link_bandwidth=link_bandwidth, link_seconds=link_seconds, short_bandwidth=None, short_seconds=0.0
+    )
+    works = tuple(w._replace(head_bytes=0, head_parameters=0, vocab_rows=0) for w in setup.works)
+    return float(decode.step(works, rates, setup.layout, batch, context).seconds)
+
+
 def point_rows(session: Session, held: Held, points: list[Point]) -> list[Row]:
     """A row a point, measured beside predicted, and how far predictions lie off over all of them."""
-    before, after = session.speed(), session.speed(session.calibration())
-    some, every = len(held.layers), session.layout.spec.num_layers
-    part = "" if some == every else f"{some} of {every} layers, scaled; "
-    part += f"bf16 {held.instead}; " if held.instead else ""
+    run = formats_run(session, held.fmt)
+    before, after = session.speed(formats=run), session.speed(session.calibration(), formats=run)
+    told = [held.told(session.layout.spec), f"bf16 {held.instead}" if held.instead else ""]
+    part = "".join(f"{one}; " for one in told if one)
     rows, judged, short = [], Missed([], []), Missed([], [])
     for point in sorted(points):
         now = predicted_seconds(after, point.batch, point.context)
@@ -146,6 +159,8 @@ def _summaries(session: Session, held: Held, judged: Missed, short: Missed, besi
         note = f"{many}; predicted is the bound" if bound else f"{many}, whose bytes are less than half of their time"
         if beside:
             note += f"; not judged: {beside}"
+        elif bound and not session.device.is_cuda:
+            note += "; not judged on a CPU"
         elif bound == STATED_MISS and not kernels:
             note += "; not judged, as memory does not bind attention here"
         rows.append(

@@ -86,8 +86,9 @@ def test_three_ranks_copy_one_kv_head_and_divide_messages_that_are_no_multiple_o
 
 
 def test_routed_experts_are_the_ranks_share_and_not_one_dense_ffn() -> None:
-    from kvplan.probe import distributed, run, stack
+    from kvplan.probe import run, stack
     from kvplan.probe.device import detect
+    from kvplan.probe.step_rows import ranks_seconds
     from kvplan.sources import find_model
 
     request = run.Request(
@@ -100,13 +101,13 @@ def test_routed_experts_are_the_ranks_share_and_not_one_dense_ffn() -> None:
     matrices = 2048 * 128 * (16 + 2 + 2 + 16) + 128 * 3 * 384 * 2048 + 128 * 2048
     assert stack.layer_bytes(spec, spec.layers[0]) == pytest.approx(2 * matrices, rel=1e-3)
     line = (258e9, 12e-6, 0.1)
-    assert distributed.planned_step(session, line, 16, 4096) is None  # nothing says how fast this CPU reads
+    assert ranks_seconds(session.speed(), *line[:2], 16, 4096) is None  # nothing says how fast this CPU reads
     session.gpu = dataclasses.replace(session.gpu, bandwidth_bytes_per_second=4_800_000_000_000)
-    fast, slow = (distributed.planned_step(session, (258e9, late, 0.1), 16, 4096) for late in (0.0, 1e-3))
+    fast, slow = (ranks_seconds(session.speed(), 258e9, late, 16, 4096) for late in (0.0, 1e-3))
     assert slow - fast == pytest.approx(2 * 48 * 1e-3)
-    longer = distributed.planned_step(session, line, 16, 8192)
+    longer = ranks_seconds(session.speed(), *line[:2], 16, 8192)
     cache = 48 * 16 * 4096 * 2 * 2 * 128 * 2  # of the tokens more: layers, sequences, K and V of 2 heads in 16 bits
-    assert longer - distributed.planned_step(session, line, 16, 4096) == pytest.approx(cache / 4.8e12, rel=0.2)
+    assert longer - ranks_seconds(session.speed(), *line[:2], 16, 4096) == pytest.approx(cache / 4.8e12, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -263,3 +264,14 @@ def test_what_runs_alone_is_refused_among_several() -> None:
     first, _ = launch("llama-3.2-1b", "--device", "cpu", "--only", "memory")
     assert first.returncode == 2
     assert "nothing to measure for memory" in first.stderr
+
+
+def test_a_model_of_states_alone_has_messages_and_a_step() -> None:
+    words = ("--device", "cpu", "--quick", "--only", "distributed", "--max-model-len", "2048", "--json")
+    first, _ = launch("mamba2-2.7b", *words)
+    assert first.returncode in (0, 1), first.stderr
+    rows = {row["name"]: row for row in json.loads(first.stdout)["rows"]}
+    assert "no layer of this model caches entries" in rows["cache"]["note"]
+    assert rows["all-reduce, 4 MiB"]["measured"] > 0
+    assert rows["step on rank 1, 2 x 128"]["measured"] > 0
+    assert "and 64 all-reduces of" in rows["step on rank 1, 2 x 128: messages"]["note"]

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the probe's extra is not installed")
 
 from kvplan.catalog import load_model
 from kvplan.errors import InputError, UnsupportedError
-from kvplan.probe import attention, ram, run, step
+from kvplan.probe import attention, held, ram, run
 from kvplan.probe.device import detect
 from kvplan.probe.kernels import choose, reference, store
 from kvplan.probe.receipt import Row
@@ -63,8 +63,9 @@ def test_heads_that_int4_does_not_hold_leave_the_other_rows(head_dim: int) -> No
 def test_a_plan_in_int4_whose_heads_have_no_pages_says_so_and_steps_in_bf16() -> None:
     session = session_of(with_heads(80))
     formats = session.layout.formats
-    session.layout = session.layout._replace(formats=formats._replace(k=store_format("int4_g32")))
-    assert step.cache_format(session) == ("bf16", "in place of int4_g32, of which there are no pages here")
+    int4 = store_format("int4_g32")
+    session.layout = session.layout._replace(formats=formats._replace(k=int4, v=int4))
+    assert held.cache_format(session) == ("bf16", "in place of int4_g32, of which there are no pages here")
     shape = attention.main_shape(session)
     assert shape is not None
     assert attention.time_format(session, shape, "int4_g32") == []

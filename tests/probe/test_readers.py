@@ -17,8 +17,8 @@ from kvplan.planning.settings import resolve
 from kvplan.planning.speed import work as of
 from kvplan.planning.weights import rank_weights, weight_format
 from kvplan.probe import prefill, readers, step
+from kvplan.probe.held import Held, hold
 from kvplan.probe.kernels import choose, store
-from kvplan.probe.step import Held
 from kvplan.spec.model import ModelSpec
 
 from .test_step import session_of, small
@@ -87,7 +87,7 @@ def twice() -> ModelSpec:
 
 def test_every_attention_of_a_step_runs_over_pages_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(twice(), megabytes=2048)
-    held = step.hold(session)
+    held = hold(session)
     assert isinstance(held, Held)
     works: list[choose.Workload] = []
     ran: list[tuple[int, int]] = []
@@ -107,7 +107,7 @@ def test_every_attention_of_a_step_runs_over_pages_of_its_own(monkeypatch: pytes
     monkeypatch.setattr(choose, "serve", served)
     layers, _, _ = step.prepare(session, held, 3, 64)
     ran.clear()
-    layers(None)
+    layers(None, range(2))
     assert ran == [(64, 0), (100, 0), (64, 1), (100, 1)]
     assert [work.context for work in works] == [64, 100]
     assert works[0].pool is works[1].pool

@@ -14,6 +14,7 @@ import torch
 
 from kvplan.catalog import load_model
 from kvplan.probe import attention, bandwidth, linear, prefill, readers, run, shapes, stack, step
+from kvplan.probe import held as held_part
 from kvplan.probe.device import detect
 from kvplan.probe.kernels import between
 from kvplan.probe.session import MeasuredFigure, MeasuredLine, Session
@@ -114,10 +115,11 @@ def test_what_stands_between_products_on_a_gpu() -> None:
 def test_a_step_runs_through_every_kind_of_layer(name: str) -> None:
     """Real products and caches; outputs are finite, and a layer that is left out is scaled in."""
     spec = small(name)
+    spec = replace(spec, layers=(spec.layers[-1],) * 2)
     session = session_of(spec, megabytes=2048)
-    held = step.Held(
+    held = held_part.Held(
         names=list(spec.layers[-1:]), fmt="bf16", head=torch.randn((64, spec.hidden_size)).bfloat16() * 0.02,
-        layers=stack.build(spec, spec.layers[-1:], step._state_bytes(session), "cpu"),
+        layers=stack.build(spec, spec.layers[-1:], held_part.state_bytes_of(session), "cpu"),
     )  # fmt: skip
     point = step.time_step(session, held, 2, 64)
     assert len(point.seconds) == session.limits.samples
@@ -132,7 +134,7 @@ def test_a_step_runs_through_every_kind_of_layer(name: str) -> None:
 def test_what_a_layer_takes_besides_products_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of 12 ms, of which 10 ms are products: 1 ms each; the layers did run, norms and all."""
     session = session_of(small())
-    held = step.hold(session)
+    held = held_part.hold(session)
     ran: list[int] = []
 
     def sample(device: object, work: Any, **how: Any) -> list[float]:
@@ -154,7 +156,7 @@ def test_the_sections_fill_a_calibration() -> None:
     session = session_of(small())
     session.figures.read_bytes_per_second = rate = MeasuredFigure(1e10, 9e9, 1.1e10, 3)
     session.figures.attention["16"] = MeasuredLine(rate, MeasuredFigure(1e-4, 1e-4, 1e-4, 1), 0.1)
-    held = step.hold(session)
+    held = held_part.hold(session)
     rows = linear.measure(session, held.layers, held.head)
     rows.append(step._between(session, held))
     assert session.figures.matmul_flops["16"].value > 1e8
@@ -235,8 +237,8 @@ def test_a_prompt_runs_through_layers() -> None:
 def test_products_of_a_routed_layer_are_those_that_a_step_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 experts of which a token takes 2: 4 tokens use ``8 (1 - (3/4)^4)`` = 5 of them, 2 tokens each."""
     session = session_of(small("qwen3-30b-a3b"))
-    held = step.hold(session)
-    assert isinstance(held, step.Held)
+    held = held_part.hold(session)
+    assert isinstance(held, held_part.Held)
     seen = []
 
     def counted(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -253,8 +255,8 @@ def test_products_of_a_routed_layer_are_those_that_a_step_uses(monkeypatch: pyte
 
 def test_experts_in_four_bits_are_not_multiplied_in_sixteen() -> None:
     """gpt-oss-20b: only its routed experts are quantised; products of 16 bits would read four times their bytes."""
-    assert "mxfp4" in str(step.unfit_weights(session_of(load_model("gpt-oss-20b"))))
-    assert step.unfit_weights(session_of(load_model("gpt-oss-20b"), weights="bf16")) is None
+    assert "mxfp4" in str(shapes.unfit_weights(session_of(load_model("gpt-oss-20b"))))
+    assert shapes.unfit_weights(session_of(load_model("gpt-oss-20b"), weights="bf16")) is None
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "falcon-h1-7b", "starcoder"])

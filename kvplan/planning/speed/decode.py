@@ -105,16 +105,16 @@ def message_seconds(work: StageWork, rates: Rates, layout: Layout, tokens: Any) 
 def sent(work: StageWork, layout: Layout) -> tuple[int, float]:
     """(collectives of a step, bytes that they carry over each link for every token).
 
-    Two all-reduces a layer, one gather of logits, hops. A ring all-reduce of n bytes over r ranks moves
-    ``2 (r - 1) / r x n`` over each link (Patarasuk and Yuan, 2009). With expert parallelism over data-parallel
-    replicas the second one of a routed layer is a pair of all-to-alls instead, which carry each token to `per_token`
-    experts and back.
+    An all-reduce behind every mixer and every FFN, one gather of logits, hops. A ring all-reduce of n bytes over r
+    ranks moves ``2 (r - 1) / r x n`` over each link (Patarasuk and Yuan, 2009). With expert parallelism over
+    data-parallel replicas that of routed experts is a pair of all-to-alls instead, which carry each token to
+    `per_token` experts and back.
     """
     collectives, num_bytes = 0, 0.0
     row = work.hidden_size * 2
     if layout.tp > 1:
         routed = work.kernels.routed if layout.expert_parallel and layout.dp > 1 else 0
-        reduces = 2 * work.kernels.layers - routed
+        reduces = work.kernels.reduces - routed
         collectives += reduces
         num_bytes += reduces * 2 * (layout.tp - 1) / layout.tp * row
         if work.vocab_rows:

@@ -11,6 +11,7 @@ from kvplan.planning.speed.rates import Rates, ranks_that_meet, rates
 from kvplan.spec.arrays import smaller
 
 if TYPE_CHECKING:
+    from kvplan.cache.bytes import KvFormats
     from kvplan.engines.base import Engine, Settings
     from kvplan.planning.calibration import Calibration
     from kvplan.planning.evaluate import Outcome
@@ -95,14 +96,19 @@ class Setup(NamedTuple):
 
 
 def setup(
-    model: ModelSpec, gpu: GpuSpec, engine: Engine, outcome: Outcome, calibration: Calibration | None = None
-) -> Setup | str:
-    """What speed depends on besides batch and lengths; a sentence where nothing can be said."""
+    model: ModelSpec, gpu: GpuSpec, engine: Engine, outcome: Outcome, calibration: Calibration | None = None,
+    formats: KvFormats | None = None,
+) -> Setup | str:  # fmt: skip
+    """What speed depends on besides batch and lengths; a sentence where nothing can be said.
+
+    Args:
+        formats: of the cache, in place of those that the engine chose.
+    """
     settings, weights = outcome.settings, outcome.weights
     used = settings.extra.get("n_gpu_layers_used")
     if isinstance(used, int) and used < model.num_layers:
         return "no speed is given for layers in host memory"
-    formats = engine.kv_formats(model, settings)
+    formats = formats or engine.kv_formats(model, settings)
     works = tuple(
         of.stage_work(model, stage, roles, formats, settings)
         for stage, roles in zip(outcome.stages, outcome.roles, strict=True)

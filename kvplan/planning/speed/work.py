@@ -54,6 +54,8 @@ class Kernels(NamedTuple):
     attention: int
     layers: int
     """Layers, for what stands between the matrix kernels: norms, rotary, activation, residual."""
+    reduces: int
+    """Sums over tensor-parallel ranks: behind every mixer and every FFN."""
     routed: int
     """Layers that sort tokens by expert."""
 
@@ -203,7 +205,19 @@ def _kernels(spec: ModelSpec, head: bool) -> Kernels:
                 linear += layers * (3 + (2 if ffn.shared_intermediate_size else 0))
             else:
                 linear += 2 * layers
-    return Kernels(linear, attention, spec.num_layers, routed)
+    return Kernels(linear, attention, spec.num_layers, count_reduces(spec), routed)
+
+
+def count_reduces(spec: ModelSpec) -> int:
+    """Sums over tensor-parallel ranks in a step: each mixer and each FFN with matrices ends in a divided one.
+
+    Source: ``RowParallelLinear`` in vLLM 0.33.0 ``vllm/model_executor/models/`` (llama, nemotron_h, whisper).
+    """
+    total = 0
+    for name, layers in spec.layer_counts.items():
+        parts = (*spec.blocks[name].mixers, *spec.blocks[name].ffns)
+        total += layers * sum(any(t.role != "norm" for t in part.tensors(spec.hidden_size)) for part in parts)
+    return total
 
 
 def weight_bytes(work: StageWork, tokens: Any) -> Any:
