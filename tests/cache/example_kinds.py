@@ -10,8 +10,8 @@ from kvplan.cache.cross import CrossAttention
 from kvplan.cache.delta import GatedDeltaNet, KimiDeltaAttention
 from kvplan.cache.latent import LatentAttention
 from kvplan.cache.lightning import LightningAttention
-from kvplan.cache.mlstm import Mlstm
 from kvplan.cache.mamba import Mamba1, Mamba2
+from kvplan.cache.mlstm import Mlstm
 from kvplan.cache.none import NoCache
 from kvplan.cache.rg_lru import RgLru
 from kvplan.cache.rwkv import Rwkv
