@@ -6,6 +6,8 @@ O(n^2 d). Where layers have a window of w entries, w stands for one n; a state c
 whole generation these sums grow with the square and with the cube of its length.
 Bytes with a cache: the weights and the cache, read once a step. Without: the weights (all experts that n
 tokens touch), and K and V of every token written and read back within the step. Activations are not counted.
+K and V of an encoder's rows are made once with the prompt; without a cache at each step. The encoder itself, whose
+output is kept either way, is not counted.
 Batch 1, one device; the prompt's own prefill is the same either way and stands on its own line.
 """
 
@@ -63,10 +65,11 @@ def no_cache(
     stage = Stage(0, model, True, True, sum(r.num_bytes for r in roles))
     work = of.stage_work(model, stage, tuple(roles), formats, settings)
     once = 2 * of.token_parameters(work)
+    encoded = of.encoded_work(model, roles)
 
     def again(tokens: int) -> int:
-        """Matrix FLOPs of a step that computes `tokens` tokens and the logits of one."""
-        return 2 * (of.token_parameters(work, head=False) * tokens + work.head_parameters)
+        """Matrix FLOPs of `tokens` tokens, of K and V of the encoder's rows, and of the logits of one token."""
+        return 2 * (of.token_parameters(work, head=False) * tokens + work.head_parameters) + encoded.flops
 
     def over(term: Callable[[int], Any]) -> int:
         return _sum(term, prompt + 1, prompt + output)
@@ -77,7 +80,7 @@ def no_cache(
     )  # fmt: skip
     anew = Work(
         over(again), over(lambda n: of.prefill_attention_flops(work, n)),
-        over(lambda n: of.weight_bytes(work, n) + 2 * of.kv_bytes(work, n)),
+        over(lambda n: of.weight_bytes(work, n) + 2 * of.kv_bytes(work, n) + encoded.bytes_read),
     )  # fmt: skip
     prefill = again(prompt) + int(of.prefill_attention_flops(work, prompt))
     last = prompt + output

@@ -49,6 +49,12 @@ def _part(parts: tuple[LayerPart, ...], shared: int, common: bool) -> tuple[Laye
     return parts[own:] if common else parts[:own]
 
 
+def idle_tensors(part: LayerPart, hidden_size: int) -> tuple[Tensor, ...]:
+    """The weights of a part that no decode step reads."""
+    stepped = part.step_tensors(hidden_size)
+    return tuple(t for t in part.tensors(hidden_size) if t not in stepped)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Tower(Shown):
     """An encoder beside the language model (vision, audio, the encoder of Whisper)."""
@@ -231,8 +237,8 @@ class ModelSpec(Shown):
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters one token uses: all but the routed experts it is not sent to, and the towers."""
-        total = self.parameters - sum(t.parameters for t in self.towers)
+        """Parameters one token multiplies: all but routed experts it is not sent to, towers, and what is idle."""
+        total = self.parameters - sum(t.parameters for t in self.towers) - self.idle_parameters
         for name, count in self.layer_counts.items():
             for ffn in self.blocks[name].ffns:
                 experts = getattr(ffn, "experts", None)
@@ -240,6 +246,17 @@ class ModelSpec(Shown):
                     routed = sum(t.elements for t in ffn.tensors(self.hidden_size) if t.role == "routed_experts")
                     idle = experts - getattr(ffn, "experts_per_token", experts)
                     total -= count * (routed // experts) * idle
+        return total
+
+    @cached_property
+    def idle_parameters(self) -> int:
+        """Of mixers, what no token multiplies: projections of an encoder's rows, which a request does once."""
+        total = 0
+        for name, count in self.layer_counts.items():
+            block = self.blocks[name]
+            for common, times in ((False, count), (True, 1)):
+                for mixer in _part(block.mixers, block.shared_mixers, common):
+                    total += times * sum(t.elements for t in idle_tensors(mixer, self.hidden_size))
         return total
 
     @cached_property

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from kvplan import load_model
+from kvplan.cache.sharding import shard_model
 from kvplan.planning import no_cache as module
 from kvplan.planning.explain import explain
 from kvplan.planning.no_cache import NoCache
+from kvplan.planning.speed.work import encoded_work
+from kvplan.planning.weights import rank_weights, weight_format
 
 
 def saved(name: str = "llama-3.1-8b", **given: Any) -> NoCache:
@@ -30,6 +33,33 @@ def test_one_step_costs_a_prefill_without_the_cache_and_a_token_with_it() -> Non
     assert one.with_cache.bytes_read == 2 * (body + table) + 100 * 131_072
     assert one.without.bytes_read == 2 * (body + table) + 2 * 100 * 131_072
     assert one.cache_bytes == 100 * 131_072
+
+
+def test_an_encoders_rows_are_projected_once_with_the_cache_and_at_each_step_without() -> None:
+    """Whisper's decoder: 32 layers of 1,280; K and V of 1,500 rows of the encoder are two square matrices a layer."""
+    spec = load_model("whisper-large-v3")
+    projections = 32 * 2 * 1280 * 1280
+    assert (spec.idle_parameters, spec.active_parameters) == (projections, 801_664_000)
+    made = saved("whisper-large-v3", max_model_len=448, prompt_tokens=100, output_tokens=2)
+    table, positions = 51_866 * 1280, 448 * 1280
+    token = 801_664_000 - table - positions  # neither table is multiplied; the head is the first of them again
+    once = 2 * projections * 1500
+    assert made.with_cache.matrix_flops == 2 * 2 * (token + table)
+    assert made.without.matrix_flops == 2 * token * (101 + 102) + 2 * 2 * table + 2 * once
+    scores = 32 * (4 * 1280 * (100 * 101 // 2) + 4 * 1280 * 1500 * 100)
+    assert made.prefill_flops == 2 * (100 * token + table) + scores + once
+    kv = 163_840
+    assert made.with_cache.bytes_read == 2 * 2 * (token + table) + (101 + 102 + 2 * 1500) * kv
+    assert made.without.bytes_read == 2 * 2 * (token + table + projections) + 2 * (101 + 102 + 2 * 1500) * kv
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_projects_its_share_of_an_encoders_rows(ranks: int) -> None:
+    spec = load_model("whisper-large-v3")
+    rank = shard_model(spec, tp=ranks)
+    roles = rank_weights(spec, rank, weight_format(spec, "auto"), tp=ranks, vocab_rows=spec.vocab_size)
+    projections = 32 * 2 * 1280 * 1280 // ranks
+    assert tuple(encoded_work(rank, roles)) == (2 * projections * 1500, 2 * projections)
 
 
 def test_work_grows_by_one_power_less() -> None:

@@ -16,9 +16,10 @@ from kvplan.cache.bytes import KvFormats, edge_surplus, rows_of, state_bytes
 from kvplan.spec.arrays import smaller, whole
 from kvplan.spec.ffn import MoeFfn
 from kvplan.spec.kind import CacheKind, Read, Tokens
+from kvplan.spec.model import idle_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from kvplan.engines.base import Settings, Stage
     from kvplan.planning.weights import RoleWeights
@@ -101,9 +102,8 @@ def stage_work(
     spec, sums = stage.spec, {r.role: r for r in roles}
     weights = sum(r.num_bytes for r in roles if r.role not in _IDLE and r.role != "routed_experts")
     parameters = sum(r.parameters for r in roles if r.role not in _IDLE and r.role not in ("routed_experts", "head"))
-    if (attention := sums.get("attention")) and (idle := _idle_parameters(spec)):
-        weights -= attention.num_bytes * idle // attention.parameters
-        parameters -= idle
+    weights -= encoded_work(spec, roles).bytes_read
+    parameters -= spec.idle_parameters
     head, draft = sums.get("head"), sums.get("draft")
     head_bytes, head_parameters = (head.num_bytes, head.parameters) if head else (0, 0)
     if stage.last and head is None and model.tie_word_embeddings and (table := sums.get("embedding")):
@@ -157,13 +157,29 @@ def _draft_work(
     return found._replace(kernels=kernels, edge_bytes=0)
 
 
-def _idle_parameters(spec: ModelSpec) -> int:
-    """Of attention, what no decode step reads."""
-    total = 0
+class EncodedWork(NamedTuple):
+    """What K and V of an encoder's rows take on one rank: once a request, and in no decode step."""
+
+    flops: int
+    bytes_read: int
+    """Of the projections."""
+
+
+def encoded_work(spec: ModelSpec, roles: Sequence[RoleWeights]) -> EncodedWork:
+    """The projections of what an encoder hands on: ``2 x parameters x rows`` FLOPs.
+
+    Args:
+        spec: the layers of a rank, with its share of their heads.
+        roles: the rank's weights by role.
+    """
+    attention = next((r for r in roles if r.role == "attention"), None)
+    if attention is None or not spec.idle_parameters:
+        return EncodedWork(0, 0)
+    flops = 0
     for layers, mixer in spec.mixers():
-        stepped = mixer.step_tensors(spec.hidden_size)
-        total += layers * sum(t.elements for t in mixer.tensors(spec.hidden_size) if t not in stepped)
-    return total
+        rows = max((stream.fixed_entries or 0 for stream in mixer.streams()), default=0)
+        flops += 2 * layers * rows * sum(t.elements for t in idle_tensors(mixer, spec.hidden_size))
+    return EncodedWork(flops, attention.num_bytes * spec.idle_parameters // attention.parameters)
 
 
 def _period(layers: tuple[str, ...]) -> int:
