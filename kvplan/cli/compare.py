@@ -66,8 +66,9 @@ def compare(
             "one model alone", hint=f"name another, or add --vary: kvplan compare {names[0]} --vary tp=1,2"
         )
     served = SERVED if is_served((*given, *(a.setting for a in axes))) else ()
-    result = set_side_by_side(lookup_of(names[0], given), axes, (*FIGURES, *served))
-    plain, out = result.to_dict(), output.of(ctx)
+    out = output.of(ctx)
+    result = set_side_by_side(lookup_of(names[0], given, out.warn), axes, (*FIGURES, *served))
+    plain = result.to_dict()
     title = "side by side" if len(names) > 1 else f"{names[0]}, side by side"
     out.emit(lambda: _report(plain, title, out, _request(given, {a.setting for a in axes})), plain)
     return 0

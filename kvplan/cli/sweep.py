@@ -74,7 +74,7 @@ def sweep(
         raise InputError("nothing is varied", where="--vary", hint="--vary concurrency=1,8,64")
     axes = read_axes(vary, ctx.command.flags, given)  # type: ignore[attr-defined]
     asked = figure_names(figure) if figure else []
-    lookup = lookup_of(model, given)
+    lookup = lookup_of(model, given, out.warn)
     _look_up_names(lookup, axes)
     check_served(asked, figure or (), axes, given)
     try:
@@ -99,15 +99,27 @@ def with_engines(vary: Sequence[str], given: dict[str, Any]) -> list[str]:
     return [f"engine={','.join(engine_names(given.pop('engine')))}", *vary]
 
 
-def lookup_of(model: str, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """From values of structural settings to a deployment; what has the same names is looked up once."""
+def lookup_of(
+    model: str, given: Mapping[str, Any], note: Callable[[str], None] = lambda text: None
+) -> Callable[[Mapping[str, Any]], Any]:
+    """From values of structural settings to a deployment; what has the same names is looked up once.
+
+    Args:
+        note: gets, once a model, what is to be said of a calibration that was measured on another one.
+    """
     from kvplan.deployment import find_deployment
     from kvplan.planning.sweep import Base
+
+    said: set[str] = set()
 
     @cache
     def found(names: tuple[tuple[str, Any], ...]) -> Deployment:
         wanted = {**given, **dict(names)}
-        return find_deployment(wanted.pop("model", model), wanted)
+        deployment = find_deployment(wanted.pop("model", model), wanted)
+        if (text := _of_other_lines(deployment)) is not None and text not in said:
+            said.add(text)
+            note(text)
+        return deployment
 
     def lookup(chosen: Mapping[str, Any]) -> Base:
         deployment = found(tuple((k, v) for k, v in chosen.items() if k in _FOUND_BY))
@@ -115,6 +127,17 @@ def lookup_of(model: str, given: Mapping[str, Any]) -> Callable[[Mapping[str, An
         return Base(deployment.model, deployment.gpu, deployment.engine, {**deployment.settings, **rest})
 
     return lookup
+
+
+def _of_other_lines(deployment: Deployment) -> str | None:
+    """What to say of a calibration whose lines are another model's; of a file that is of no use, its cells say so."""
+    if deployment.gpu is None or (path := deployment.settings.get("calibration")) is None:
+        return None
+    from kvplan.planning.calibration import load_calibration
+
+    with suppress(KvplanError):
+        return load_calibration(path, deployment.gpu.id).note(deployment.model)
+    return None
 
 
 def _look_up_names(lookup: Callable[[Mapping[str, Any]], Any], axes: Sequence[Axis]) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.errors import InputError, KvplanError, SpecError, printable
 
 if TYPE_CHECKING:
-    from kvplan.planning.calibration_schema import CalibrationFile, LineFile
+    from kvplan.planning.calibration_schema import CalibrationFile, LineFile, ModelFile
+    from kvplan.spec.model import ModelSpec
 
 SCHEMA = "kvplan.calibration/1"
 FLAG = "--calibration"
@@ -26,6 +27,15 @@ class Line(NamedTuple):
     seconds: float
     worst_miss: float
     """Largest relative miss of the line over its shapes."""
+
+
+class Heads(NamedTuple):
+    """The attention of one layer as one rank holds it."""
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    head_dim_v: int
 
 
 class Calibration(NamedTuple):
@@ -57,6 +67,10 @@ class Calibration(NamedTuple):
     path: str
     spans: dict[str, tuple[float, float]]
     """``read``, ``layer``, ``matmul 16``, ``attention 8`` and ``attention 8 latency`` -> the bounds of that figure."""
+    model: str | None = None
+    """Id of the model whose layers its lines were measured on; None: the file does not say."""
+    heads: Heads | None = None
+    """The attention of these lines."""
 
     @property
     def source(self) -> str:
@@ -66,6 +80,21 @@ class Calibration(NamedTuple):
         )
         where = f" in {self.path}" if self.path else ""
         return printable(f"calibration of {self.device}, {self.date}{f' ({software})' if software else ''}{where}")
+
+    def other_model(self, model: ModelSpec) -> str | None:
+        """The model that the lines were measured on, where the file names one and it is not `model`."""
+        own = {name.lower() for name in (model.id, model.repo, *model.aliases) if name}
+        return None if self.model is None or self.model.lower() in own else printable(self.model)
+
+    def note(self, model: ModelSpec) -> str | None:
+        """What to say of a plan of `model` with lines of another model's shapes."""
+        lines = [name for name, there in (("linear", self.linear), ("attention", self.attention)) if there]
+        if not lines or (other := self.other_model(model)) is None:
+            return None
+        return (
+            f"--calibration: its lines of {' and '.join(lines)} layers were measured on {other}, and belong to the "
+            f"shapes of that model: {printable(model.id)} may be faster or slower"
+        )
 
     def linear_line(self, key: str) -> Line | None:
         """The line for weights that run at rate `key`; weight-only formats share the 16-bit line."""
@@ -228,8 +257,16 @@ def _calibration(file: CalibrationFile, path: str) -> Calibration:
         linear={k: _line(x) for k, x in file.linear.items()},
         attention={k: _line(x) for k, x in file.attention.items()},
         layer_seconds=file.layer_seconds.value if file.layer_seconds else None, spread=spread, below=below,
-        path=path, spans=spans,
+        path=path, spans=spans, model=file.model.id if file.model else None, heads=_heads(file.model),
     )  # fmt: skip
+
+
+def _heads(model: ModelFile | None) -> Heads | None:
+    """The attention that a file names; None where it does not name all of it."""
+    if model is None:
+        return None
+    query, kv, dim, dim_v = model.query_heads, model.kv_heads, model.head_dim, model.head_dim_v
+    return None if query is None or kv is None or dim is None or dim_v is None else Heads(query, kv, dim, dim_v)
 
 
 def _line(line: LineFile) -> Line:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
 Key = Literal["16", "fp8", "int8", "fp4"]
 Bits = Literal["16", "8", "4"]
 
@@ -68,6 +69,16 @@ class SoftwareFile(_Strict):
     triton: str | None = None
 
 
+class ModelFile(_Strict):
+    """Whose shapes the lines belong to: the model, and one layer's attention as a rank of the plan held it."""
+
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+    query_heads: Count | None = None
+    kv_heads: Count | None = None
+    head_dim: Count | None = None
+    head_dim_v: Count | None = None
+
+
 class CalibrationFile(_Strict):
     """The whole file."""
 
@@ -75,6 +86,7 @@ class CalibrationFile(_Strict):
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     device: DeviceFile
     software: SoftwareFile
+    model: ModelFile | None = None
     read_bytes_per_second: FigureFile | None = None
     matmul_flops: dict[Key, FigureFile] = {}
     linear: dict[Key, LineFile] = {}

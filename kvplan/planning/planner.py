@@ -53,7 +53,10 @@ def work_out(
     """
     chosen = get_engine(engine)
     calibration = read_calibration(given.get("calibration"), gpu)
+    note = calibration.note(model) if calibration is not None else None
     model, settings, warnings = settled(model, gpu, chosen, given)
+    if note is not None:
+        warnings.append(note)
     return model, chosen, calibration, evaluate(model, gpu, chosen, settings), warnings
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvplan.planning.calibration import Heads
 from kvplan.probe import timing
 from kvplan.probe.fit import measured_line, shown
 from kvplan.probe.kernels import choose, reference, store
@@ -71,6 +72,7 @@ def measure(session: Session) -> list[Row]:
     if found is None:
         note = "no layer of this model reads a cache of K and V or latent rows"
         return [row("attention", "decode attention", predicted=None, measured=None, unit="s", note=note)]
+    session.figures.heads = Heads(found.query_heads, found.kv_heads, found.head_dim, found.head_dim_v)
     rows: list[Row] = []
     timed: dict[str, list[Timed]] = {}
     for index, fmt in enumerate(PROBE_FORMATS):

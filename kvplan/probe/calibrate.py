@@ -28,6 +28,9 @@ WAITED = 0.1
 UNSTEADY = 0.25
 """How far the samples of a figure may lie from it: beyond that it says no drift while both sides' samples meet."""
 
+_LONGEST_ID = 200
+"""Characters of a model's id that a file has."""
+
 
 def calibration_data(session: Session) -> dict[str, Any] | None:
     """The object of a calibration file; None while nothing says how fast memory is read."""
@@ -49,7 +52,7 @@ def calibration_data(session: Session) -> dict[str, Any] | None:
         software["triton"] = device.triton_version
     data: dict[str, Any] = {
         "schema": SCHEMA, "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "device": who,
-        "software": software,
+        "software": software, "model": _model(session),
     }  # fmt: skip
     if read is not None and _stands(read):
         data["read_bytes_per_second"] = _figure(read)
@@ -61,6 +64,12 @@ def calibration_data(session: Session) -> dict[str, Any] | None:
     if figures.layer_seconds is not None and _stands(figures.layer_seconds):
         data["layer_seconds"] = _figure(figures.layer_seconds)
     return data
+
+
+def _model(session: Session) -> dict[str, Any]:
+    """Whose shapes the lines belong to."""
+    heads = session.figures.heads
+    return {"id": session.model.id[:_LONGEST_ID], **(heads._asdict() if heads is not None else {})}
 
 
 def note_left_out(session: Session) -> None:
@@ -102,8 +111,10 @@ def drift_rows(before: Calibration, session: Session, ran: Collection[str], wait
     """An earlier calibration as prediction, this run as measurement, figure by figure.
 
     Where the samples of either side lie further from their figure than `UNSTEADY`, and those of both meet, a row
-    informs: the figure would come out elsewhere on the same machine. A figure of the file that this run lacks is a
-    failed row, unless the section that measures it was left out (``--only``): then the row says so and is not judged.
+    informs: the figure would come out elsewhere on the same machine. Lines, and what stands between the kernels of a
+    layer, belong to a model's shapes: where the file has those of others, they inform. A figure of the file that this
+    run lacks is a failed row, unless the section that measures it was left out (``--only``): then the row says so and
+    is not judged.
     What the file lacks is not compared.
 
     Args:
@@ -120,19 +131,33 @@ def drift_rows(before: Calibration, session: Session, ran: Collection[str], wait
         left_out = new is None and section not in ran
         unsteady = _unsteady(old, before.spans.get(key, (old, old)), found) if found is not None else []
         note = f"against {before.date}"
-        if new is None:
+        foreign = _foreign(before, session, section) if key != "read" and not key.startswith("matmul") else ""
+        if foreign:
+            note += f": {foreign}, not judged"
+        elif new is None:
             note += f": not measured, as {section} was left out" if left_out else ": not measured by this run"
         elif not old:
             note += ": its line goes through the origin, so nothing can be said of a latency"
         elif unsteady:
             note += f": its samples lie as far apart as {' and '.join(unsteady)}, not judged"
         taken = waited > WAITED and unit != "s" and new is not None and new < old * (1 - rates)
-        if taken and not unsteady:
+        if taken and not unsteady and not foreign:
             note += f": others had the cores for {waited:.0%} of this run's time, not judged"
-        informs = left_out or taken or (new is not None and (not old or unsteady))
+        informs = bool(foreign) or left_out or taken or (new is not None and (not old or unsteady))
         tolerance = None if informs else late if unit == "s" else rates
         rows.append(row("drift", name, predicted=old, measured=new, unit=unit, tolerance=tolerance, note=note))
     return rows
+
+
+def _foreign(before: Calibration, session: Session, section: str) -> str:
+    """Why lines of the file say nothing about this run's; empty where they are of the same shapes, or may be."""
+    if (other := before.other_model(session.model)) is not None:
+        return f"the file's is of {other}, and belongs to the shapes of that model"
+    old, new = before.heads, session.figures.heads
+    if old is None or new is None or old == new:
+        return ""
+    shapes = [f"{x.query_heads} query and {x.kv_heads} KV heads of {x.head_dim}" for x in (old, new)]
+    return f"the file's is of {shapes[0]}, this run's of {shapes[1]}"
 
 
 def _unsteady(old: float, span: tuple[float, float], new: MeasuredFigure) -> list[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvplan.cache.bytes import KvFormats
     from kvplan.engines.base import Engine, Settings
-    from kvplan.planning.calibration import Calibration
+    from kvplan.planning.calibration import Calibration, Heads
     from kvplan.planning.evaluate import Outcome
     from kvplan.planning.speed.figures import Setup
     from kvplan.probe.device import ProbeDevice
@@ -77,10 +77,14 @@ class Figures:
 
     read_bytes_per_second: MeasuredFigure | None = None
     """The read ceiling: `bandwidth` sets it, every share is taken of it."""
+    read_method: str | None = None
+    """The way of reading that is as fast as that."""
     matmul_flops: dict[str, MeasuredFigure] = field(default_factory=dict)
     linear: dict[str, MeasuredLine] = field(default_factory=dict)
     attention: dict[str, MeasuredLine] = field(default_factory=dict)
     """``16``, ``8``, ``4`` -> the line of decode attention of one layer."""
+    heads: Heads | None = None
+    """The attention that these lines are of."""
     layer_seconds: MeasuredFigure | None = None
 
 

@@ -96,7 +96,9 @@ def prepare(deployment: Deployment) -> Site:
         raise InputError("a simulation needs to know how fast a step is", where="--gpu", hint="add --gpu NAME")
     engine = get_engine(deployment.engine)
     calibration = read_calibration(deployment.settings.get("calibration"), gpu)
+    note = calibration.note(model) if calibration is not None else None
     model, settings, warnings = settled(model, gpu, engine, deployment.settings)
+    warnings += [note] if note is not None else []
     outcome = evaluate(model, gpu, engine, settings)
     if outcome.pool is None:
         raise InputError(

@@ -50,6 +50,24 @@ def test_other_calibrations_are_refused(run: Run, tmp_path: Path) -> None:
     assert "cannot read" in one_line_error(run(*PLAN, "--gpu", "h200-sxm", "--calibration", str(tmp_path)))[0]
 
 
+def test_every_verb_says_once_a_model_that_the_lines_are_anothers(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "falcon.json"
+    data = json.loads(Path(documented(tmp_path)).read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**data, "model": {"id": "falcon-7b"}}), encoding="utf-8")
+    rates = ("--gpu", "h200-sxm", "--calibration", str(path))
+    said = "lines of attention layers were measured on falcon-7b"
+    swept = run("sweep", *PLAN[1:], *rates, "--vary", "tp=1,2", "--vary", "engine=vllm,sglang")
+    assert swept.err.count(said) == 1
+    compared = run("compare", "falcon-7b", *PLAN[1:], *rates)
+    assert compared.err.count(said) == 1
+    assert "falcon-7b may be" not in compared.err
+    found = json.loads(run("fit", *PLAN[1:], *rates, "--request-rate", "1", "--json").out)
+    assert all(any(said in text for text in row["warnings"]) for row in found["rows"])
+    assert found["rows"]
+    traced = run(*PLAN, *rates)
+    assert traced.err.count(said) == 1
+
+
 def test_the_work_without_a_cache(run: Run) -> None:
     words = ("explain", "llama-3.1-8b", "--prompt-tokens", "100", "--output-tokens", "50")
     shown = run(*words, "--no-cache", "--format", "text").out

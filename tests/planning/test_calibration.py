@@ -60,6 +60,36 @@ def test_the_rates_of_the_file_are_used(tmp_path: Path) -> None:
     assert planned(written(tmp_path, slow)).inputs["calibration"].startswith("calibration of NVIDIA H200")
 
 
+FALCON = {"id": "falcon-7b", "query_heads": 71, "kv_heads": 1, "head_dim": 64, "head_dim_v": 64}
+
+
+def test_lines_of_another_model_are_said_and_used(tmp_path: Path) -> None:
+    path = written(tmp_path, calibration(model=FALCON))
+    said = [w for w in planned(path).warnings if "falcon-7b" in w]
+    assert said == [
+        "--calibration: its lines of linear and attention layers were measured on falcon-7b, and belong to the shapes "
+        "of that model: llama-3.1-8b may be faster or slower"
+    ]
+    unnamed = planned(written(tmp_path, calibration()))
+    assert unnamed.decode == planned(written(tmp_path, calibration(model=FALCON))).decode
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "Meta-Llama/Llama-3.1-8B"])
+def test_the_models_own_lines_are_not_remarked_on(tmp_path: Path, name: str) -> None:
+    assert not [w for w in planned(written(tmp_path, calibration(model={"id": name}))).warnings if "--calibration" in w]
+
+
+def test_without_lines_it_is_no_matter_which_model_was_measured(tmp_path: Path) -> None:
+    bare = calibration(model=FALCON, linear=None, attention=None)
+    assert not [w for w in planned(written(tmp_path, bare)).warnings if "--calibration" in w]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"id": ""}, {"id": "x", "query_heads": 0}, {"id": "x", "layers": 3}])
+def test_a_model_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="model"):
+        from_data(calibration(model=wrong))
+
+
 def test_matrix_rates_move_prefill(tmp_path: Path) -> None:
     halved = calibration(matmul_flops={"16": figure(385e12)})
     before, after = planned(None).prefill, planned(written(tmp_path, halved)).prefill

@@ -12,7 +12,7 @@ import pytest
 
 from kvplan.catalog import load_gpu
 from kvplan.errors import InputError
-from kvplan.planning.calibration import from_data, load_calibration, measured_on
+from kvplan.planning.calibration import Heads, from_data, load_calibration, measured_on
 from kvplan.planning.planner import plan_deployment
 from kvplan.probe.calibrate import UNSTEADY, calibration_data, drift_rows, note_left_out
 from kvplan.probe.session import Figures, MeasuredFigure, MeasuredLine
@@ -39,7 +39,7 @@ def session_with(kind: str = "cuda", scale: float = 1.0, **changes: Any) -> Any:
     )  # fmt: skip
     for name, value in changes.items():
         setattr(figures, name, value)
-    return SimpleNamespace(figures=figures, device=device)
+    return SimpleNamespace(figures=figures, device=device, model=find_model("llama-3.1-8b"))
 
 
 def test_the_file_is_read_back_and_plans_use_it(tmp_path: Any) -> None:
@@ -59,6 +59,76 @@ def test_the_file_is_read_back_and_plans_use_it(tmp_path: Any) -> None:
     assert calibrated.decode is not None
     assert calibrated.decode.seconds_per_step != plain.decode.seconds_per_step
     assert calibrated.inputs["calibration"] == f"{found.source} in {path}"
+
+
+LLAMA, FALCON = Heads(32, 8, 128, 128), Heads(71, 1, 64, 64)
+
+
+def of_model(name: str, heads: Heads | None, scale: float = 1.0) -> Any:
+    """The same with every kind of line, of a model."""
+    steep = MeasuredLine(MeasuredFigure.of([4.5e12 * scale]), MeasuredFigure.of([5e-6 / scale]), 0.04)
+    found = session_with(
+        scale=scale, linear={"16": steep}, layer_seconds=MeasuredFigure.of([13e-6 / scale]), heads=heads
+    )
+    found.model = find_model(name)
+    return found
+
+
+def test_a_file_says_whose_lines_it_has() -> None:
+    data = calibration_data(of_model("falcon-7b", FALCON))
+    assert data is not None
+    assert data["model"] == {"id": "falcon-7b", "query_heads": 71, "kv_heads": 1, "head_dim": 64, "head_dim_v": 64}
+    found = from_data(json.loads(json.dumps(data)))
+    assert (found.model, found.heads) == ("falcon-7b", FALCON)
+    unheard = calibration_data(of_model("falcon-7b", None))
+    assert unheard is not None
+    assert unheard["model"] == {"id": "falcon-7b"}
+    assert from_data(unheard).heads is None
+
+
+def test_lines_of_another_model_inform_and_rates_of_the_machine_are_judged() -> None:
+    before = from_data(calibration_data(of_model("falcon-7b", FALCON)))
+    rows = {r.name: r for r in drift_rows(before, of_model("llama-3.1-8b", LLAMA, 1.6), ALL)}
+    judged = {name for name, r in rows.items() if r.passed is False}
+    assert judged == {"read rate", "matrix products, 16"}
+    lines = [r for name, r in rows.items() if name not in judged]
+    assert len(lines) == 5
+    assert {r.passed for r in lines} == {None}
+    said = "the file's is of falcon-7b, and belongs to the shapes of that model, not judged"
+    assert all(said in r.note for r in lines)
+    own = drift_rows(before, of_model("falcon-7b", FALCON, 1.6), ALL)
+    assert [r.passed for r in own] == [False] * len(rows)
+    lost = session_with(attention={})
+    lost.model = find_model("llama-3.1-8b")
+    assert {r.passed for r in drift_rows(before, lost, ALL) if r.measured is None} == {None}
+
+
+def test_lines_of_a_ranks_share_are_not_those_of_the_whole_model() -> None:
+    before = from_data(calibration_data(of_model("llama-3.1-8b", LLAMA)))
+    share = drift_rows(before, of_model("llama-3.1-8b", Heads(16, 4, 128, 128), 0.6), ALL)
+    assert [r.passed for r in share[:2]] == [False, False]
+    assert {r.passed for r in share[2:]} == {None}
+    assert "of 32 query and 8 KV heads of 128, this run's of 16 query and 4 KV heads of 128" in share[2].note
+
+
+def test_a_file_that_names_no_model_is_judged_as_before() -> None:
+    data = calibration_data(of_model("falcon-7b", FALCON))
+    assert data is not None
+    del data["model"]
+    rows = drift_rows(from_data(data), of_model("llama-3.1-8b", LLAMA, 0.6), ALL)
+    assert {r.passed for r in rows} == {False}
+
+
+def test_a_measured_attention_is_named_in_the_file() -> None:
+    pytest.importorskip("torch", reason="the probe's extra is not installed")
+    from kvplan.probe import attention, run
+    from kvplan.probe.device import detect
+
+    request = run.Request(find_model("smollm2-135m"), "vllm", {}, detect("cpu"), 64 << 20, quick=True)
+    session = run.open_session(request, lambda text: None)
+    session.limits = session.limits._replace(deadline=0.0)
+    attention.measure(session)
+    assert session.figures.heads == (9, 3, 64, 64)
 
 
 def test_nothing_measured_is_no_calibration() -> None:
