@@ -23,6 +23,8 @@ HBM_BITS = 1024
 """Of a bus: one stack of HBM has as many, and a card with GDDR at most 512."""
 _GPU_BYTES, _CPU_BYTES = 8 << 30, 512 << 20
 _MIN_BYTES, _CPU_MIN_BYTES = 32 << 20, 8 << 20
+ROW = 4096 * 4
+"""Bytes of a row of fp32 as matrix times vector takes them; every buffer has whole ones."""
 _KERNELS = ((4096, 4, 8), (16384, 2, 8), (4096, 1, 4), (8192, 4, 8))
 """(int32 per block, blocks per program, warps) of the read kernel."""
 
@@ -69,7 +71,7 @@ def measure(session: Session) -> list[Row]:
         if trouble is not None:
             raise trouble
         return rows
-    session.figures.read_bytes_per_second = MeasuredFigure.of(best[2])
+    session.figures.read_bytes_per_second, session.figures.read_method = MeasuredFigure.of(best[2]), best[1]
     rows.append(_ceiling(device, size, best[1], best[2]))
     return rows
 
@@ -118,6 +120,18 @@ def buffer_bytes(session: Session) -> int:
     size = min(wanted, int(session.limits.max_bytes * 0.45))  # copies need two
     least = _MIN_BYTES if session.device.is_cuda else _CPU_MIN_BYTES
     return max(least, size // least * least)
+
+
+def best_reader(session: Session, data: Any) -> Method:
+    """The way of reading that gave the ceiling, over other data; the first of those there are, where nothing did.
+
+    Args:
+        data: int32, of whole rows of `ROW` bytes.
+    """
+    reading = (method for method in _methods(session, data) if method.reads)
+    first = next(reading)
+    wanted = session.figures.read_method
+    return next((method for method in (first, *reading) if method.name == wanted), first)
 
 
 def _methods(session: Session, data: Any) -> Iterator[Method]:

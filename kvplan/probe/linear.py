@@ -102,26 +102,35 @@ def _experts(session: Session, experts: Experts) -> tuple[list[tuple[float, floa
     """((bytes, seconds) of the products of all routed experts, a few rows each; the same as rows of the report)."""
     import torch
 
+    cuda, samples = session.device.is_cuda, max(3, session.limits.samples // 2)
+    counts = _EXPERT_ROWS if cuda else _EXPERT_ROWS[:1]
+    passes = timing.LEAST_COPIES if cuda else 1  # on a CPU one takes seconds
     points, rows = [], []
     for weights in (experts.up, experts.down):
         size, shape = weights.numel() * weights.element_size(), " x ".join(map(str, weights.shape))
         session.say(f"experts, {shape}")
-        times = []
-        for tokens in _EXPERT_ROWS:
+        times: list[float] = []
+        for tokens in counts:
+            if session.limits.seconds_left <= 0:
+                left = f"{len(times)} of {len(counts)} counts of tokens"
+                session.lack(f"decode, experts, {shape}: the time was up after {left}")
+                break
             x = torch.randn((weights.shape[0], tokens, weights.shape[2]), device=weights.device).to(weights.dtype)
-            work, samples = _batched(x, weights), max(3, session.limits.samples // 2)
-            times.append(median(timing.sample(session.device, work, samples=samples, per=timing.LEAST_COPIES)))
+            work = _batched(x, weights, passes)
+            times.append(median(timing.sample(session.device, work, samples=samples, per=passes)))
+        if not times:
+            continue
         points.append((float(size), median(times)))
-        note = f"{shape}, {', '.join(map(str, _EXPERT_ROWS))} tokens an expert; {size / 1e6:.1f} MB"
+        note = f"{shape}, {', '.join(map(str, counts[: len(times)]))} tokens an expert; {size / 1e6:.1f} MB"
         rates = [size / t for t in times]
         rows.append(row("decode", f"experts, {shape}", predicted=None, measured=rates, unit="bytes/s", note=note))
     return points, rows
 
 
-def _batched(x: torch.Tensor, weights: torch.Tensor) -> Callable[[], Any]:
+def _batched(x: torch.Tensor, weights: torch.Tensor, passes: int) -> Callable[[], Any]:
     import torch
 
-    return lambda: [torch.bmm(x, weights.transpose(1, 2)) for _ in range(timing.LEAST_COPIES)]
+    return lambda: [torch.bmm(x, weights.transpose(1, 2)) for _ in range(passes)]
 
 
 def _crossing(session: Session, layers: Sequence[Layer]) -> list[Row]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvplan.probe import extras
+from kvplan.probe import bandwidth, extras
 from kvplan.probe.receipt import Row, median, row, spread
 from kvplan.probe.tensor_parallel import Stack, StackShape
 
@@ -40,14 +40,15 @@ _DRAWN = 1 << 20
 def measure(session: Session) -> list[Row]:
     """A row a point, on a CPU alone; needs the read rate."""
     read = session.figures.read_bytes_per_second
-    shape = StackShape.of(session)
+    points = POINTS[:: 2 if session.limits.quick else 1]
+    shape = StackShape.of(session, max(context for _, context in points))
     if session.device.kind != "cpu" or read is None:
         return []
     if shape is None:
-        note = "only models of plain attention and gated, dense FFNs of one width are run in float32"
+        note = "only models of plain attention to every entry and gated, dense FFNs of one width are run in float32"
         return [row("decode", "float32 step in RAM", predicted=None, measured=None, unit="s", note=note)]
     rows: list[Row] = []
-    for batch, context in POINTS[:: 2 if session.limits.quick else 1]:
+    for batch, context in points:
         one = shape._replace(layers=1, batch=batch, context=context)
         every = session.layout.spec.num_layers
         layers = min(every, min(_BYTES, session.limits.max_bytes // 2) // one.layer_bytes)
@@ -98,15 +99,19 @@ def filled(shape: StackShape, seed: int) -> Stack:
 
 
 def _beside(session: Session, stack: Stack) -> tuple[list[float], list[float]]:
-    """(read rates, seconds of steps), in turn: whatever else the machine does meets both alike."""
+    """(read rates, seconds of steps), in turn: whatever else the machine does meets both alike.
+
+    Read as the ceiling was: a slower way would make steps seem faster than their bytes allow.
+    """
     torch = extras.torch()
-    size = max(_LEAST_READ, min(_MOST_READ, session.limits.max_bytes // 8))
+    size = max(_LEAST_READ, min(_MOST_READ, session.limits.max_bytes // 8)) // bandwidth.ROW * bandwidth.ROW
     buffer = torch.ones(size // 4, dtype=torch.float32, device=session.device.torch_device)
+    reader = bandwidth.best_reader(session, buffer.view(torch.int32))
     read, steps = [], []
-    buffer.sum()
+    reader.run()
     stack.step()
     for _ in range(ROUNDS):
-        read.append(_once(buffer.sum))
+        read.append(_once(reader.run))
         steps.append(_once(stack.step))
     return [size / seconds for seconds in read], steps
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvplan.cache.attention import Attention
 from kvplan.probe import extras
 from kvplan.spec.ffn import DenseFfn
 
 if TYPE_CHECKING:
     from kvplan.probe.session import Session
+    from kvplan.spec.model import ModelSpec
 
 
 class StackShape(NamedTuple):
@@ -41,21 +43,47 @@ class StackShape(NamedTuple):
         return (weights + self.batch * self.context * (k + v)) * self.element_bytes
 
     @classmethod
-    def of(cls, session: Session) -> StackShape | None:
-        """From the model; None where it is more than plain attention and gated, dense FFNs of one width."""
-        layer = next((x for x in session.layout.layers if x.kind in ("full", "sliding")), None)
-        if layer is None or layer.query_heads is None or len(layer.streams) < 2:
+    def of(cls, session: Session, longest: int) -> StackShape | None:
+        """From the model; None where it is more than plain attention of one kind and gated, dense FFNs of one width.
+
+        Args:
+            longest: context up to which a layer has to read every entry.
+        """
+        spec = session.layout.spec
+        attention, ffn = _plain_attention(spec, longest), _ffn_rows(spec)
+        if attention is None or ffn is None:
             return None
-        ffn = _ffn_rows(session.layout.spec)
-        if ffn is None:
-            return None
-        spec, key, value = session.layout.spec, layer.streams[0], layer.streams[1]
         cpu = session.device.kind == "cpu"
-        return cls(
-            layers=1, hidden=spec.hidden_size, query_heads=layer.query_heads, kv_heads=key.heads,
-            head_dim=key.head_dim, head_dim_v=value.head_dim, ffn=ffn, batch=2 if cpu else 16,
+        found = cls(
+            layers=1, hidden=spec.hidden_size, query_heads=attention.query_heads, kv_heads=attention.kv_heads,
+            head_dim=attention.head_dim, head_dim_v=attention.dim_v, ffn=ffn, batch=2 if cpu else 16,
             context=128 if cpu else 4096, dtype="float32" if cpu else "bfloat16",
         )  # fmt: skip
+        own = found._replace(batch=0).layer_bytes // found.element_bytes
+        return found if all(_matrices(spec, name) == own for name in set(spec.layers)) else None
+
+
+def _plain_attention(spec: ModelSpec, longest: int) -> Attention | None:
+    """The one mixer of every layer, if it holds K and V alone and reads all of them up to `longest` tokens."""
+    blocks = [spec.blocks[name] for name in set(spec.layers)]
+    if any(len(block.mixers) != 1 for block in blocks):
+        return None
+    mixers = [block.mixers[0] for block in blocks]
+    plain = [m for m in mixers if isinstance(m, Attention) and not m.states() and _reads_all(m, longest)]
+    shapes = {(m.query_heads, m.kv_heads, m.head_dim, m.dim_v) for m in plain}
+    return plain[0] if len(plain) == len(mixers) and len(shapes) == 1 else None
+
+
+def _reads_all(mixer: Attention, longest: int) -> bool:
+    """Whether a token reads K and V of its own layer, an entry a token, up to `longest` tokens, and nothing else."""
+    streams, reads = mixer.streams(), mixer.reads()
+    own = [s.role for s in streams] == ["k", "v"] == [r.stream.role for r in reads]
+    return own and all(r.stream in streams and int(r.stream.entries(longest)) == longest for r in reads)
+
+
+def _matrices(spec: ModelSpec, name: str) -> int:
+    """Elements of what a layer multiplies."""
+    return sum(t.elements for t in spec.block_tensors(name) if len(t.shape) == 2 and t.role != "norm")
 
 
 def _ffn_rows(spec: Any) -> int | None:
