@@ -121,7 +121,7 @@ def _experts(session: Session, experts: Experts) -> tuple[list[tuple[float, floa
         if not times:
             continue
         points.append((float(size), median(times)))
-        note = f"{shape}, {', '.join(map(str, counts[: len(times)]))} tokens an expert; {size / 1e6:.1f} MB"
+        note = f"{shape}, tokens an expert: {', '.join(map(str, counts[: len(times)]))}; {size / 1e6:.1f} MB"
         rates = [size / t for t in times]
         rows.append(row("decode", f"experts, {shape}", predicted=None, measured=rates, unit="bytes/s", note=note))
     return points, rows

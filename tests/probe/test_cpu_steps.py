@@ -136,6 +136,6 @@ def test_experts_of_a_card_end_between_counts_of_tokens(monkeypatch: pytest.Monk
     experts = routed(session).experts
     points, (row,) = linear._experts(session, experts)
     assert points == [(4 * 12 * 8 * 2.0, 1.5e-3)]
-    assert "1, 4 tokens an expert" in row.note
+    assert "tokens an expert: 1, 4;" in row.note
     assert session.lacks[0] == "decode, experts, 4 x 12 x 8: the time was up after 2 of 3 counts of tokens"
     assert clock.passes == [(3, 3)] * 2
