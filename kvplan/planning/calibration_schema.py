@@ -72,7 +72,7 @@ class SoftwareFile(_Strict):
 class ModelFile(_Strict):
     """Whose shapes the lines belong to: the model, and one layer's attention as a rank of the plan held it."""
 
-    id: Annotated[str, Field(min_length=1, max_length=200)]
+    id: Annotated[str, Field(min_length=1)]
     query_heads: Count | None = None
     kv_heads: Count | None = None
     head_dim: Count | None = None

@@ -28,9 +28,6 @@ WAITED = 0.1
 UNSTEADY = 0.25
 """How far the samples of a figure may lie from it: beyond that it says no drift while both sides' samples meet."""
 
-_LONGEST_ID = 200
-"""Characters of a model's id that a file has."""
-
 
 def calibration_data(session: Session) -> dict[str, Any] | None:
     """The object of a calibration file; None while nothing says how fast memory is read."""
@@ -69,7 +66,7 @@ def calibration_data(session: Session) -> dict[str, Any] | None:
 def _model(session: Session) -> dict[str, Any]:
     """Whose shapes the lines belong to."""
     heads = session.figures.heads
-    return {"id": session.model.id[:_LONGEST_ID], **(heads._asdict() if heads is not None else {})}
+    return {"id": session.model.id, **(heads._asdict() if heads is not None else {})}
 
 
 def note_left_out(session: Session) -> None:
@@ -131,7 +128,7 @@ def drift_rows(before: Calibration, session: Session, ran: Collection[str], wait
         left_out = new is None and section not in ran
         unsteady = _unsteady(old, before.spans.get(key, (old, old)), found) if found is not None else []
         note = f"against {before.date}"
-        foreign = _foreign(before, session, section) if key != "read" and not key.startswith("matmul") else ""
+        foreign = _foreign(before, session) if key != "read" and not key.startswith("matmul") else ""
         if foreign:
             note += f": {foreign}, not judged"
         elif new is None:
@@ -149,7 +146,7 @@ def drift_rows(before: Calibration, session: Session, ran: Collection[str], wait
     return rows
 
 
-def _foreign(before: Calibration, session: Session, section: str) -> str:
+def _foreign(before: Calibration, session: Session) -> str:
     """Why lines of the file say nothing about this run's; empty where they are of the same shapes, or may be."""
     if (other := before.other_model(session.model)) is not None:
         return f"the file's is of {other}, and belongs to the shapes of that model"

@@ -248,7 +248,7 @@ class ModelSpec(Shown):
                     total -= count * (routed // experts) * idle
         return total
 
-    @cached_property
+    @property
     def idle_parameters(self) -> int:
         """Of mixers, what no token multiplies: projections of an encoder's rows, which a request does once."""
         total = 0

@@ -173,13 +173,13 @@ def encoded_work(spec: ModelSpec, roles: Sequence[RoleWeights]) -> EncodedWork:
         roles: the rank's weights by role.
     """
     attention = next((r for r in roles if r.role == "attention"), None)
-    if attention is None or not spec.idle_parameters:
+    if attention is None or not (idle := spec.idle_parameters):
         return EncodedWork(0, 0)
     flops = 0
     for layers, mixer in spec.mixers():
         rows = max((stream.fixed_entries or 0 for stream in mixer.streams()), default=0)
         flops += 2 * layers * rows * sum(t.elements for t in idle_tensors(mixer, spec.hidden_size))
-    return EncodedWork(flops, attention.num_bytes * spec.idle_parameters // attention.parameters)
+    return EncodedWork(flops, attention.num_bytes * idle // attention.parameters)
 
 
 def _period(layers: tuple[str, ...]) -> int:
