@@ -175,7 +175,10 @@ class Worked:
         """The warnings of the plan; those about speed where a rule asked for it."""
         speed: Speed | None = self.__dict__.get("speed")
         of_memory = planner.memory_warnings(self.model, self.gpu, self.engine, self.outcome)
-        return [*of_memory, *self.warnings, *(speed.notes if speed is not None else ())]
+        rates: Calibration | None = self.__dict__.get("calibration")
+        note = rates.note(self.model) if rates is not None else None
+        lines = [note] if note is not None else []
+        return [*of_memory, *self.warnings, *lines, *(speed.notes if speed is not None else ())]
 
     def _under_traffic(self) -> Settings:
         """The settings with as many running requests as the traffic makes."""

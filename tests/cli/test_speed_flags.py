@@ -64,8 +64,18 @@ def test_every_verb_says_once_a_model_that_the_lines_are_anothers(run: Run, tmp_
     found = json.loads(run("fit", *PLAN[1:], *rates, "--request-rate", "1", "--json").out)
     assert all(any(said in text for text in row["warnings"]) for row in found["rows"])
     assert found["rows"]
-    traced = run(*PLAN, *rates)
-    assert traced.err.count(said) == 1
+    assert run(*PLAN, *rates).err.count(said) == 1
+    simulated = run("simulate", *PLAN[1:], *rates, "--synthetic", "requests=3,prompt=64,output=4,rate=2")
+    assert simulated.err.count(said) == 1
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "schema: kvplan.rules/1\ndeployments:\n  one:\n    model: llama-3.1-8b\n    gpu: h200-sxm\n"
+        "    max-model-len: 8192\n    calibration: falcon.json\n    rules:\n"
+        "      - decode.tokens_per_second_per_request >= 1\n",
+        encoding="utf-8",
+    )
+    checked = run("check", str(rules))
+    assert (checked.status, checked.err.count(said)) == (0, 1)
 
 
 def test_the_work_without_a_cache(run: Run) -> None:
