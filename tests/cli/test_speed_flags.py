@@ -70,7 +70,7 @@ def test_every_verb_says_once_a_model_that_the_lines_are_anothers(run: Run, tmp_
     rules = tmp_path / "rules.yaml"
     rules.write_text(
         "schema: kvplan.rules/1\ndeployments:\n  one:\n    model: llama-3.1-8b\n    gpu: h200-sxm\n"
-        "    max-model-len: 8192\n    calibration: falcon.json\n    rules:\n"
+        f"    max-model-len: 8192\n    calibration: {json.dumps(str(path))}\n    rules:\n"
         "      - decode.tokens_per_second_per_request >= 1\n",
         encoding="utf-8",
     )
