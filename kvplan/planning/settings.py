@@ -196,8 +196,11 @@ def _check_layout(model: ModelSpec, settings: Settings, splits: bool) -> list[st
             hint=f"type --gpus {world}, or a smaller layout",
         )
     if settings.gpus > world:
+        from kvplan.cache.sharding import legal_sizes
+
         wide, rest = divmod(settings.gpus, world // tp)
-        more = f"; type -tp {wide} to split every layer over all" if splits and not rest else ""
+        legal = splits and not rest and wide in legal_sizes(model)
+        more = f"; type -tp {wide} to split every layer over all" if legal else ""
         return [f"{settings.gpus - world} of {settings.gpus} GPUs idle: tp x pp x dp uses {world}{more}"]
     return []
 
