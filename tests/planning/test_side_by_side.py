@@ -177,10 +177,10 @@ def test_the_first_that_has_a_size_is_the_measure() -> None:
 def test_too_many_variants_and_none_that_is_legal() -> None:
     assert MAX_VARIANTS == 64
     assert len(variants(Axis("concurrency", list(range(1, 65)))).rows) == 64
-    with pytest.raises(InputError, match="^--vary: 65 variants are too many to stand side by side") as many:
+    with pytest.raises(InputError, match=r"^--vary: 65 variants are too many to stand side by side") as many:
         variants(Axis("concurrency", list(range(1, 66))))
     assert many.value.hint == "at most 64, or use kvplan sweep"
-    with pytest.raises(InputError, match="every variant is refused; the first: .* 3") as none:
+    with pytest.raises(InputError, match=r"every variant is refused; the first: .* 3") as none:
         variants(Axis("tensor_parallel_size", [3, 5]))
     assert none.value.hint == "vary within what is legal"
 
