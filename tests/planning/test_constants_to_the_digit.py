@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
 
-from kvplan.planning import calibration_schema, prefix
-from kvplan.planning.fit import ask, candidates, judge
-from kvplan.planning.fit import search as searched
+from kvplan.engines.base import Settings
+from kvplan.planning import cost
+from kvplan.planning.advice import MAX_GPUS, MAX_STAGES
+from kvplan.planning.calibration_schema import DeviceFile, FigureFile, SoftwareFile
+from kvplan.planning.cost import CostFigures
+from kvplan.planning.curves import _MOST_BATCH, _SHORTEST
+from kvplan.planning.evaluate import _SMALL, MIX_PER_CENT
+from kvplan.planning.fit.ask import DEFAULT_TOP
+from kvplan.planning.fit.candidates import MOST_RANKS, REPLICAS, SIZES, Layout
+from kvplan.planning.fit.judge import FULLEST, MOST_COPIES
+from kvplan.planning.fit.search import WASTE
+from kvplan.planning.log_report import ROOM_BYTES, SLACK_BYTES
+from kvplan.planning.notes import WORTHLESS_SHARE
+from kvplan.planning.prefix import MOST
+from kvplan.planning.settings import FIT, MAX_WORLD_SIZE
+from kvplan.planning.side_by_side import MOST as MOST_ENGINES
 from kvplan.planning.speed import constants as of
-from kvplan.planning.speed import figures, prefill
+from kvplan.planning.speed.batching import _FULL, _LONG, _MEETINGS, _NEAR
 from kvplan.planning.speed.constants import EngineRates, engine_rates
+from kvplan.planning.speed.figures import chunk_tokens, load
+from kvplan.planning.speed.load import Limits
+from kvplan.planning.speed.prefill import MOST_CHUNKS
+from kvplan.planning.speed.profile import Lengths
+from kvplan.planning.speed.rates import Rates
+from kvplan.planning.sweep import BLOCK
+from kvplan.planning.sweep_axes import MAX_POINTS, MAX_STEPS, MAX_VALUES
+from kvplan.planning.workload_lengths import MAX_CV, P999
 
 PAGE = (Path(__file__).parents[2] / "docs" / "speed.md").read_text(encoding="utf-8")
 
@@ -92,12 +114,29 @@ def test_engines_that_score_index_keys_in_8_bits() -> None:
 
 
 def test_limits_of_searches_and_sums() -> None:
-    assert prefill.MOST_CHUNKS == 256
-    assert prefix.MOST == 2**20 == judge.MOST_COPIES
-    assert (ask.DEFAULT_TOP, searched.WASTE, judge.FULLEST) == (20, 8, 0.95)
-    assert (candidates.SIZES, candidates.REPLICAS, candidates.MOST_RANKS) == ((1, 2, 4, 8), (2, 4, 8, 16), 64)
-    none: Any = calibration_schema.SoftwareFile(kvplan="0.1.0")
-    assert (none.torch, none.triton) == (None, None)
+    assert (MOST_CHUNKS, MOST, MOST_COPIES) == (256, 2**20, 2**20)
+    assert (DEFAULT_TOP, WASTE, FULLEST) == (20, 8, 0.95)
+    assert (SIZES, REPLICAS, MOST_RANKS) == ((1, 2, 4, 8), (2, 4, 8, 16), 64)
+    assert (MAX_GPUS, MAX_STAGES, MAX_WORLD_SIZE, MOST_ENGINES, FIT) == (8, 8, 4096, 32, -1)
+    assert (BLOCK, MAX_VALUES, MAX_POINTS, MAX_STEPS) == (2**16, 10**7, 10**8, 2000)
+    assert (_SHORTEST, _MOST_BATCH, _SMALL, MIX_PER_CENT, WORTHLESS_SHARE) == (64, 2**16, 10 * 2**20, 4, 0.8)
+    assert (SLACK_BYTES, ROOM_BYTES) == (5 * 2**20, 2**50)
+    assert (_FULL, _NEAR, _LONG, _MEETINGS) == (1e-9, 1e-3, 1e6, 2)
+    assert (cost.MILLION, MAX_CV) == (10**6, 100.0)
+    assert NormalDist().cdf(P999) == pytest.approx(0.999, abs=1e-15)
+
+
+def test_what_is_left_out_is_none_or_nothing() -> None:
+    software, device = SoftwareFile(kvplan="0.1.0"), DeviceFile(name="x")
+    assert (software.torch, software.triton, device.kind, device.gpu, device.driver) == (None,) * 5
+    assert FigureFile(value=1, low=1, high=1).samples == 1
+    assert Layout() == (1, 1, 1, 1, False)
+    assert Limits() == (None, None, None, None)
+    assert Lengths(7, 5) == (7, 5, 0, 0.0, 0.0, 0, 1.0)
+    assert CostFigures(*(1,) * 11)[11:] == (None,) * 6
+    left = {"notes": (), "weight_memory": None, "attention_memory": None, "short_bandwidth": None, "short_seconds": 0.0,
+            "index_share": 1.0}  # fmt: skip
+    assert Rates._field_defaults == left
 
 
 @pytest.mark.parametrize(
@@ -109,10 +148,8 @@ def test_limits_of_searches_and_sums() -> None:
     ],
 )  # fmt: skip
 def test_tokens_of_a_step_by_the_engine_s_own_setting(batched: int | None, extra: dict[str, Any], chunk: int) -> None:
-    from kvplan.engines.base import Settings
-
     settings = Settings(engine="x", engine_version="", max_num_batched_tokens=batched, extra=extra)
-    assert figures.chunk_tokens(settings) == chunk
+    assert chunk_tokens(settings) == chunk
 
 
 @pytest.mark.parametrize(
@@ -124,11 +161,9 @@ def test_tokens_of_a_step_by_the_engine_s_own_setting(batched: int | None, extra
 )  # fmt: skip
 def test_sequences_of_a_step(most: int | None, concurrency: int, dp: int, expected: tuple[int, int]) -> None:
     """(of the most loaded replica, of the deployment), as far as the engine runs them at once."""
-    from kvplan.engines.base import Settings
-
     settings = Settings(
         engine="x", engine_version="", max_num_seqs=most, concurrency=concurrency, data_parallel_size=dp,
         prompt_tokens=1000, output_tokens=101,
     )  # fmt: skip
-    found = figures.load(settings)
+    found = load(settings)
     assert (found.batch, found.running, found.context) == (*expected, 1050)

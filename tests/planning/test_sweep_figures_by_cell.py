@@ -49,6 +49,9 @@ GRIDS: list[tuple[str, str | None, str, dict[str, Any], dict[str, Any]]] = [
      {"max_model_len": [512, 70_000], "concurrency": [1, 80]}),
     ("deepseek-v3", "b200", "vllm", {"tensor_parallel_size": 8},
      {"max_model_len": [512, 70_000], "concurrency": [1, 80]}),
+    ("deepseek-v3", "b200", "vllm", {"tensor_parallel_size": 8, "max_num_seqs": 4},
+     {"max_model_len": [512, 4000, 4001, 90_000], "output_tokens": [5]}),
+    ("llama-3.1-8b", "h100-sxm", "vllm", {"max_num_seqs": 1}, {"max_model_len": [64, 300, 3000], "output_tokens": [5]}),
     ("qwen3-8b", "rtx-4090", "llama.cpp", {"ctx_size": 8192}, {"concurrency": [1, 2], "prompt_tokens": [100, 8000]}),
     ("mamba2-2.7b", "l4", "generic", {"max_model_len": 4096}, {"concurrency": [1, 5000], "prompt_tokens": [1, 3000]}),
 ]  # fmt: skip

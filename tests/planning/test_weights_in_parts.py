@@ -102,6 +102,19 @@ def test_the_largest_of_the_parts_of_rows(rows: int, tp: int, part: int) -> None
     assert of._divided(tensor, tp) == Tensor("x", "tower", (part, 7, 3), 2)
 
 
+@pytest.mark.parametrize("name", ["whisper-large-v3", "apertus-8b", "rwkv-7-g1-7.2b"])
+def test_loose_tensors_of_a_layer_are_divided_by_their_rows(name: str) -> None:
+    model = load_model(name)
+    block = next(each for each in model.blocks if model.blocks[each].tensors)
+    loose = model.blocks[block].tensors
+    pairs = list(of._pairs(model, shard_model(model, tp=2), block, 2, shared=False))
+    assert len(pairs) == len(model.block_tensors(block, shared=False)) > len(loose)
+    assert [part.shape for part, _ in pairs[-len(loose) :]] == [(-(-t.shape[0] // 2), *t.shape[1:]) for t in loose]
+    assert not any(whole for _, whole in pairs[-len(loose) :])
+    rest = zip(pairs, model.block_tensors(block, shared=False)[: -len(loose)], strict=False)
+    assert all(whole is (part.elements == full.elements) for (part, whole), full in rest)
+
+
 # ---- formats ----
 
 

@@ -133,6 +133,16 @@ def test_what_starts_with_so_many_bytes(model: str, engine: str) -> None:
     assert found[0] == 0 < found[-1]
 
 
+def test_no_more_requests_than_are_counted() -> None:
+    """A million of two tokens each, where no setting of the engine limits them."""
+    ask, case = asked(prompt=1, output=1, concurrency=1)._replace(longest=2), Case("generic", "auto", "auto", Layout())
+    screen = Screen(LLAMA, "generic", [H100], ask, {})
+    settings: Any = screen.cases.settings(case, H100)
+    structure: Any = screen.cases.structure(case, settings)
+    few, many = 5 * 2 * 131_072, (1 << 21) * 2 * 131_072
+    assert screen._slots(structure, settings, [numpy.array([few, many])]).tolist() == [5, 1 << 20]
+
+
 # ---- copies ----
 
 
