@@ -57,6 +57,7 @@ def test_scores_of_an_index_at_the_rate_of_their_units(engine: str, narrow: bool
     share = (H100.bf16_flops or 0) / (H100.fp8_flops or 1)
     assert known(H100, engine).index_share == (pytest.approx(share) if narrow else 1.0)
     assert known(replace(H100, fp8_flops=None), engine).index_share == 1.0
+    assert known(replace(H100, bf16_flops=None, fp16_flops=None), engine).index_share == 1.0
 
 
 def test_limits_of_kernels_beside_the_memory() -> None:
