@@ -126,6 +126,8 @@ def test_a_larger_share_of_the_device() -> None:
     assert hints(advice._utilization, outcome(gpu_memory_utilization=0.9), good, settings=frozenset())[0] == []
     own["highest_utilization"] = 0.9
     assert at(0.5) == []
+    own["highest_utilization"] = 0.901
+    assert at(0.5) == [("--gpu-memory-utilization", "0.901", said)]
 
 
 def test_fewer_layers_on_the_gpu() -> None:

@@ -57,6 +57,22 @@ def test_bounds_are_the_widest_of_the_figures_that_are_used(changed: Any, spread
     assert made.bounds(0.5, 1.5) == pytest.approx((1 - max(below, 0.25), 1 + max(spread, 0.25)))
 
 
+@pytest.mark.parametrize("odd", [float("inf"), float("nan")])
+def test_figures_that_are_no_numbers(odd: float) -> None:
+    good = apart(1.0, 1.0, 1.0)
+    for field in ("value", "low", "high"):
+        with pytest.raises(SpecError):
+            read(**{**NONE, "read_bytes_per_second": {**good, field: odd}})
+        late = {**line(1e12, 1e-6), "latency_seconds": {**good, field: odd}}
+        with pytest.raises(SpecError):
+            read(**{**NONE, "attention": {"16": late}})
+    for wide in ({"value": 1.0, "low": 1.0, "high": odd}, {"value": odd, "low": odd, "high": odd}):
+        with pytest.raises(SpecError):
+            read(**{**NONE, "read_bytes_per_second": wide})
+    with pytest.raises(SpecError):
+        read(**{**NONE, "attention": {"16": {**line(1e12, 1e-6), "worst_miss": odd}}})
+
+
 def test_where_figures_come_from() -> None:
     made = read()
     said = "calibration of NVIDIA H200, 2026-11-30 (driver 580.159, torch 2.11.0+cu130)"

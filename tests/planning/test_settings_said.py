@@ -87,6 +87,16 @@ def test_values_that_a_setting_takes() -> None:
     assert left_out.defaults["kv_cache_dtype"] == "kvplan's default"
 
 
+def test_every_setting_that_nobody_gave_has_a_source() -> None:
+    found, _ = resolved("vllm", tensor_parallel_size=2)
+    names = set(Settings.__dataclass_fields__) - {"engine", "engine_version", "extra", "defaults"}
+    assert names - set(found.defaults) == {"tensor_parallel_size"}
+    assert not {"extra", "defaults", "engine", "engine_version", "tensor_parallel_size"} & set(found.defaults)
+    assert found.defaults["gpus"] == "tp x pp x dp"
+    assert found.defaults["concurrency"] == "kvplan's default"
+    assert "gpus" not in resolved(gpus=2)[0].defaults
+
+
 @pytest.mark.parametrize(
     ("engine", "name", "message", "hint"),
     [

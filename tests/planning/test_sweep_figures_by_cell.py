@@ -18,6 +18,7 @@ from kvplan.planning.sweep import (
     Block,
     Sweep,
     _array,
+    _ends,
     _is_safe,
     _listed,
     _open_grids,
@@ -159,6 +160,11 @@ def test_arrays_along_their_own_dimension() -> None:
     assert arrays["c"].ravel().tolist() == ["default", "3"]
     assert _array(Axis("a", [3, 2**40]), slice(1, 2), False).tolist() == [2**40]
     assert _array(Axis("a", range(5)), slice(1, 3), True).tolist() == ["1", "2"]
+
+
+def test_values_out_of_the_ordinary_are_at_the_ends_of_a_range() -> None:
+    assert _ends(Axis("a", range(3, 9))) == (3, 8)
+    assert _ends(Axis("a", [3, None, 9])) == (3, None, 9)
 
 
 def test_reasons_with_their_own_lengths() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvplan import load_gpu, load_model
+from kvplan import load_gpu, load_model, plan
 from kvplan.cache.bytes import state_bytes, stream_rows
 from kvplan.cli.sweep import SweepVerb
 from kvplan.engines import get_engine
@@ -99,6 +99,28 @@ def test_a_layout_that_is_refused_is_refused_alone() -> None:
     two = known.settings(Case("vllm", "auto", "auto", Layout(2)), GPUS[0], key)
     assert isinstance(two, Settings)
     assert (two.tensor_parallel_size, two.gpus, two.world_size) == (2, 2, 2)
+
+
+def test_ranks_that_share_tokens_are_settled_by_themselves() -> None:
+    """Rows of a latent cache stand once for four ranks, or are dealt to them."""
+    sizes = {"max_model_len": 4096, "prompt_tokens": 1000, "output_tokens": 100}
+    known = Cases(load_model("deepseek-v2-lite"), "vllm", get_engine("vllm"), GPUS, sizes)
+    for _ in range(2):
+        for dcp in (1, 4):
+            found = known.settings(Case("vllm", "auto", "auto", Layout(4, dcp=dcp)), GPUS[2], ("some", "kind"))
+            assert isinstance(found, Settings)
+            assert (found.tensor_parallel_size, found.decode_context_parallel_size) == (4, dcp)
+
+
+def test_the_rank_that_reads_most_is_told() -> None:
+    """Of 32 layers over three stages the last has 10 and the head: it has more weights, the others more cache."""
+    given = {"gpu": "h200-sxm", "engine": "generic", "max_model_len": 9000, "pipeline_parallel_size": 3}
+    layer = 2 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14_336 * 4096 + 2 * 4096)
+    for concurrency, weights, layers in ((192, 11 * layer, 11), (3, 10 * layer + 2 * (128_256 + 1) * 4096, 10)):
+        decode = plan("llama-3.1-8b", **given, concurrency=concurrency, prompt_tokens=8000, output_tokens=2).decode
+        assert decode is not None
+        assert decode.weight_bytes == weights
+        assert decode.kv_bytes == concurrency // 3 * 8001 * layers * 4096
 
 
 def test_settings_of_a_case() -> None:
