@@ -200,24 +200,6 @@ def test_limits_of_running_requests() -> None:
     assert limit(8, max_running_requests=9) == 8
 
 
-@pytest.mark.parametrize(
-    ("shared", "length", "expected"),
-    [
-        (1024, 32_768, [0, 256, 1024, 4096]), (4095, 32_768, [0, 256, 1024, 4095, 4096]),
-        (4096, 32_768, [0, 256, 1024, 4096, 16_384]), (4096, 16_384 + 180, [0, 256, 1024, 4096, 16_384]),
-        (4096, 16_384 + 179, [0, 256, 1024, 4096]),
-    ],
-)  # fmt: skip
-def test_lengths_of_a_prefix_that_are_told(shared: int, length: int, expected: list[int]) -> None:
-    """Up to 4K or four times what was given, and as far as 80 own tokens and 100 of output fit behind it."""
-    made_ = plan(
-        LLAMA, engine="generic", kv_cache_memory_bytes=64 * GIB, max_model_len=length, shared_prefix_tokens=shared,
-        prompt_tokens=shared + 80, output_tokens=100,
-    ).capacity  # fmt: skip
-    assert made_ is not None
-    assert [row.prefix_tokens for row in made_.by_shared_prefix] == expected
-
-
 # ---- what else has an edge ----
 
 

@@ -194,21 +194,6 @@ def test_a_sweep_over_prefixes_counts_requests_without_one_as_they_are() -> None
     assert requests(few, (), plain(shared_prefix_tokens=5), ()) == 4  # type: ignore[arg-type]
 
 
-def test_a_price_alone_says_nothing_of_targets() -> None:
-    from kvplan import plan
-
-    fits, not_ = (plan("llama-3.1-70b", gpu="h200-sxm", price=2.0, max_model_len=2048, tensor_parallel_size=n)
-                  for n in (2, 1))  # fmt: skip
-    for made_ in (fits, not_):
-        assert made_.serving is not None
-        assert made_.serving.targets_hold is None
-        assert "hold;" not in made_.verdict.reason
-        assert not made_.verdict.reason.endswith((" hold", "; "))
-    missed = plan("llama-3.1-70b", gpu="h200-sxm", ttft=2.0, max_model_len=2048)
-    assert missed.verdict.fits is False
-    assert missed.verdict.reason == not_.verdict.reason
-
-
 @pytest.mark.parametrize(("off", "found"), [(0.0, True), (1.0, True), (-1.0, True), (1.1, False), (-2.0, False)])
 def test_a_cache_type_by_the_bytes_of_a_token(off: float, found: bool) -> None:
     """65,536 bytes a token of Llama 3.1 8B are 8 bits; a byte off is rounding."""

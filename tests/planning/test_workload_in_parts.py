@@ -250,3 +250,16 @@ def test_a_plan_says_which_targets_hold() -> None:
     assert wrong.reason.startswith("the memory fits; time to first token ")
     assert "; time per output token " in wrong.reason
     assert wrong.reason.endswith(", --tpot asks for 0.1 ms")
+
+
+def test_a_price_alone_says_nothing_of_targets() -> None:
+    fits, not_ = (plan("llama-3.1-70b", gpu="h200-sxm", price=2.0, max_model_len=2048, tensor_parallel_size=n)
+                  for n in (2, 1))  # fmt: skip
+    for made_ in (fits, not_):
+        assert made_.serving is not None
+        assert made_.serving.targets_hold is None
+        assert "hold;" not in made_.verdict.reason
+        assert not made_.verdict.reason.endswith((" hold", "; "))
+    missed = plan("llama-3.1-70b", gpu="h200-sxm", ttft=2.0, max_model_len=2048)
+    assert missed.verdict.fits is False
+    assert missed.verdict.reason == not_.verdict.reason

@@ -256,3 +256,10 @@ def test_a_trace_has_its_own_moments(arrivals: list[float]) -> None:
     expected = (len(arrivals) - 1) / span if span and len(arrivals) > 1 else None
     assert found.requests_per_second == expected
     assert found.requests == len(arrivals)
+
+
+def test_sizes_that_are_tried() -> None:
+    """Powers of two: up to a node of eight for tensors and stages, up to two nodes of replicas that share experts."""
+    from kvplan.planning.fit.candidates import MOST_RANKS, REPLICAS, SIZES
+
+    assert (SIZES, REPLICAS, MOST_RANKS) == ((1, 2, 4, 8), (2, 4, 8, 16), 64)
