@@ -133,11 +133,11 @@ class Ollama(LlamaCpp):
 
 
 def _estimate(model: ModelSpec, weights: str, context: int) -> int:
-    """Ollama's own pre-flight figure: the file, and 4 bytes per layer, smallest KV head count, hidden / heads, and
-    token; windows, latents and cache types ignored. A file that is not there counts as its main format."""
+    """Ollama's own pre-flight figure: the file, and 4 bytes per layer, smallest KV head count, hidden / most heads,
+    and token; windows, latents and cache types ignored. A file that is not there counts as its main format."""
     mixers: list[Any] = [m for _, m in model.mixers()]
     heads = [(m.kv_heads, m.query_heads) for m in mixers if hasattr(m, "kv_heads")]
-    kv, query = min(heads, default=(1, 1))
+    kv, query = min((k for k, _ in heads), default=1), max((q for _, q in heads), default=1)
     cache = 4 * model.num_layers * kv * (model.hidden_size // query) * context
     stored: int = getattr(model, "file_bytes", 0)
     if not stored or weights != "auto":

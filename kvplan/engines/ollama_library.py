@@ -142,11 +142,12 @@ def tag_of(model: str, stored: str) -> str:
         bare = _letters(model).removeprefix(_letters(name))
         if bare == _letters(model):
             continue  # another family; its fine-tunes may have this one's shape
-        tag = next((t for t in {default: "", **tags} if _stands_for(name, t, tags, model)), "")
-        if not tag and bare not in map(_letters, tags):
-            tag = next((word for word in model.split("-") if _letters(word) == bare), "")
-        if tag and ((found := meaning(name, tag)) is None or found.format in ("", stored)):
-            return f"{name}:{tag}"
+        known = [t for t in {default: "", **tags} if _stands_for(name, t, tags, model)]
+        if bare not in map(_letters, tags):
+            known += [word for word in model.split("-") if _letters(word) == bare]
+        for tag in known:  # a model may be there twice, quantised otherwise
+            if (found := meaning(name, tag)) is None or found.format in ("", stored):
+                return f"{name}:{tag}"
     return ""
 
 

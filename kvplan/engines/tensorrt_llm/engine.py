@@ -225,19 +225,20 @@ class TensorRtLlm(VersionedEngine):
         return replace(self._model, layers=stage.spec.layers, draft_layers=())
 
     def _blocks(self, spec: ModelSpec, settings: Settings, have: int) -> list[tuple[WindowPool, int]]:
-        """(pool, blocks): bytes in equal shares, a pool each; ``max_tokens`` only lowers them."""
-        pools, size, limit = (
-            self.window_pools(spec, settings),
-            whole_number(settings, "tokens_per_block", 32),
-            settings.extra.get("max_total_tokens"),
-        )
-        found = []
-        for pool in pools:
-            tokens = max(0, have) // len(pools) // pool.token_bytes
-            if limit is not None:
-                tokens = min(tokens, whole_number(settings, "max_total_tokens", 1))
-            found.append((pool, tokens // size))
-        return found
+        """(pool, blocks): bytes in equal shares, a pool each. ``max_tokens`` limits the bytes of all of them together.
+
+        Source: ``tensorrt_llm/_torch/pyexecutor/_util.py``, ``configure_kv_cache_capacity``: max_tokens times the bytes
+        of a token over all layers; ``resource_manager.py``, ``calculate_max_num_blocks_for_vswa``: ignored there.
+        """
+        pools, size = self.window_pools(spec, settings), whole_number(settings, "tokens_per_block", 32)
+        if settings.extra.get("max_total_tokens") is not None:
+            have = min(have, self._limit_bytes(pools, settings))
+        share = max(0, have) // max(1, len(pools))
+        return [(pool, share // pool.token_bytes // size) for pool in pools]
+
+    @staticmethod
+    def _limit_bytes(pools: list[WindowPool], settings: Settings) -> int:
+        return sum(p.token_bytes for p in pools) * whole_number(settings, "max_total_tokens", 1)
 
     def _all_blocks(
         self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]
@@ -349,7 +350,7 @@ class TensorRtLlm(VersionedEngine):
         spec = shard_model(model, tp=1 if dp > 1 else settings.tensor_parallel_size)
         pools = self.window_pools(spec, settings)
         if have is None:
-            have = max(p.token_bytes for p in pools) * len(pools) * whole_number(settings, "max_total_tokens", 1)
+            have = self._limit_bytes(pools, settings)
         found = []
         for pool, blocks in self._blocks(spec, settings, have):
             cells = blocks * size
