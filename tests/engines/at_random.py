@@ -42,7 +42,7 @@ _PLAIN = {"tie_word_embeddings": False, "torch_dtype": "bfloat16", "rms_norm_eps
 
 def plain(rng: Random, **changed: Any) -> Shape:
     """Grouped attention in every layer."""
-    kv = rng.choice([1, 2, 4, 8, 16])
+    kv = rng.choice([2, 4, 8, 16])
     return _shape(
         rng, "llama", "LlamaForCausalLM", [None] * rng.randint(2, 13), kv * rng.choice([1, 2, 4]), kv,
         rng.choice([64, 96, 128, 256]), {}, changed,

@@ -64,9 +64,10 @@ def test_context_slots_and_batch(seed: int) -> None:
         tier = 262144 if memory >= 47 * GIB else 32768 if memory >= 23 * GIB else 4096
         tokens = min(max(4, context) if context else tier, shape.longest)
         total = tokens * (slots or 1)
-        predicted = 2 * parameters(shape, {"ffn": ffn}) + 2 * n * shape.kv_heads * (
-            shape.hidden // shape.query_heads
-        ) * total * 2
+        predicted = (
+            2 * parameters(shape, {"ffn": ffn})
+            + 2 * n * shape.kv_heads * (shape.hidden // shape.query_heads) * total * 2
+        )
         batch = batch_of(total, predicted, memory if gpu else None)
         engine, outcome = worked(shape.model, "ollama", card, **given)
         extra = outcome.settings.extra
@@ -208,8 +209,8 @@ def test_how_a_length_is_typed() -> None:
 @pytest.mark.parametrize(
     ("line", "settings", "model"),
     [
-        ("OLLAMA_CONTEXT_LENGTH=8192 OLLAMA_NUM_PARALLEL=2 ollama run llama3.1:8b", {"num_ctx": 8192, "num_parallel": 2},
-         "llama3.1:8b"),
+        ("OLLAMA_CONTEXT_LENGTH=8192 OLLAMA_NUM_PARALLEL=2 ollama run llama3.1:8b",
+         {"num_ctx": 8192, "num_parallel": 2}, "llama3.1:8b"),
         ("OLLAMA_KV_CACHE_TYPE=q8_0 OLLAMA_FLASH_ATTENTION=1 ollama run llama3.1", {"kv_cache_dtype": "q8_0",
          "flash_attn": "1"}, "llama3.1:8b"),
         ("OLLAMA_NUM_PARALLEL=0 OLLAMA_CONTEXT_LENGTH=0 ollama run gemma3:27b", {}, "gemma3:27b"),
@@ -266,7 +267,8 @@ def test_what_names_stand_for(name: str, tag: str, want: tuple[str, str, str, in
     ("model", "stored", "name"),
     [
         ("llama-3.1-8b", "q4_k_m", "llama3.1:8b"), ("llama-3.1-8b", "q8_0", ""), ("qwen3-14b", "q4_k_m", "qwen3:14b"),
-        ("llama-3.2-1b", "q8_0", "llama3.2:1b"), ("llama-3.2-1b", "q4_k_m", ""), ("gpt-oss-20b", "mxfp4", "gpt-oss:20b"),
+        ("llama-3.2-1b", "q8_0", "llama3.2:1b"), ("llama-3.2-1b", "q4_k_m", ""),
+        ("gpt-oss-20b", "mxfp4", "gpt-oss:20b"),
         ("deepseek-r1-distill-llama-70b", "q4_k_m", "deepseek-r1:70b"), ("gemma-3-27b", "q4_k_m", "gemma3:27b"),
         ("smollm2-135m", "fp16", "smollm2:135m"),
     ],

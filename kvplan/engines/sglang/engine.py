@@ -25,7 +25,7 @@ from kvplan.engines.rows import architecture_key
 from kvplan.engines.sglang import budget, fraction, requests
 from kvplan.engines.sglang.flags_by_version import cache_type, check_length
 from kvplan.engines.sglang.models import has_window_pool, held_window
-from kvplan.engines.sglang.pools import PADDING_SLOT_SINCE, Cell, Pools, cell, held_bytes, pools_of
+from kvplan.engines.sglang.pools import PADDING_SLOT_SINCE, Cell, Pools, cell, held_bytes, least_bytes, pools_of
 from kvplan.engines.versions import VersionedEngine
 from kvplan.errors import UnsupportedError
 from kvplan.spec.formats import element_bytes, get_format
@@ -289,13 +289,8 @@ class Sglang(VersionedEngine):
 
     def start_bytes(self, stage: Stage, settings: Settings) -> int:
         """SGLang starts with any pool that is not empty; a windowed pool must hold more than the window."""
-        one, page = self._cell(self._rank_model(stage, settings), settings), whole_number(settings, "page_size", 1)
-        numbers = self._numbers(settings, stage.spec)
-        ratio, fixed = numbers["ratio"], numbers["window_tokens"]
-        tokens = int((one.window + page + 1) / ratio) + page if one.windowed and one.full else page + one.window
-        tokens = tokens if fixed is None else 2 * page
-        slots = numbers["slots"] or one.slots
-        return one.tokens_bytes(tokens, ratio, fixed) + (slots + 1) * one.state
+        one = self._cell(self._rank_model(stage, settings), settings)
+        return least_bytes(one, **{**self._numbers(settings, stage.spec), "limit": None})
 
     def pool(self, stages: tuple[Stage, ...], settings: Settings, kv_bytes: tuple[int, ...]) -> Pool:
         pools, cells = self._pools(stages, settings, kv_bytes)
@@ -303,7 +298,7 @@ class Sglang(VersionedEngine):
         running, each = self._running(pools, cells, settings), max(c.slots for c in cells)
         window = max(c.window for c in cells)
         refusal = ""
-        if pools.tokens <= 0:
+        if pools.empty:
             lower = " or lower --max-running-requests" if pools.window_tokens > 0 else ""
             refusal = f"no memory is left for the cache: raise --mem-fraction-static{lower}"
         elif any(c.windowed for c in cells) and pools.window_tokens <= window + page:

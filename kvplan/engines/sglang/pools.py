@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PADDING_SLOT_SINCE = "0.5.17"
 """From here on the state slot that takes dummy writes is charged to the pools; before, it is laid out beside them."""
 
+LEAST_TOKENS = 2
+"""Running requests are at most half the tokens (``resolve_max_num_reqs``): with fewer there is none."""
+
 
 class Cell(NamedTuple):
     """Bytes per token over the layers of one rank, and per state slot."""
@@ -71,6 +74,11 @@ class Pools(NamedTuple):
     slots: int
     """State slots that are handed out."""
     padding_slots: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether no request runs."""
+        return self.tokens < LEAST_TOKENS
 
 
 def cell(model: ModelSpec, formats: KvFormats, *, window_pool: bool, slots: int) -> Cell:
@@ -138,6 +146,44 @@ def pools_of(
     if fixed is not None:
         windowed = fixed
     return Pools(tokens, windowed, count, padding)
+
+
+def least_bytes(
+    one: Cell,
+    *,
+    version: str,
+    page: int,
+    ratio: float,
+    state_ratio: float,
+    slots: int | None,
+    limit: int | None,
+    window_tokens: int | None = None,
+) -> int:
+    """The fewest bytes that give one request its pools; arguments as in `pools_of`.
+
+    A windowed pool holds more than the window and a page (``validate_swa_pool_size``).
+    """
+    tokens = -(-LEAST_TOKENS // page) * page
+    if one.windowed and window_tokens is None:
+        least = (one.window // page + 2) * page
+        tokens = -(-ceil(least / ratio) // page) * page if one.full else least
+        while one.full and int(tokens * ratio) < least:  # a float, as SGLang takes it
+            tokens += page
+    size = one.tokens_bytes(tokens, ratio, window_tokens)
+    while pools_of(
+        size, one._replace(conv=0, recurrent=0), version=version, page=page, ratio=ratio, state_ratio=state_ratio,
+        slots=slots, limit=limit, window_tokens=window_tokens,
+    ).tokens < tokens:  # fmt: skip
+        size += 1
+    if not one.state:
+        return size
+    padding = 1 if at_least(version, PADDING_SLOT_SINCE) else 0
+    if slots is not None:
+        return size + (slots + padding) * one.state
+    # the states get their share whatever the tokens need, and tokens the other part
+    return max(
+        ceil((one.slots + padding) * one.state * (1 + state_ratio) / state_ratio), ceil(size * (1 + state_ratio))
+    )
 
 
 def held_bytes(pools: Pools, one: Cell, page: int) -> int:

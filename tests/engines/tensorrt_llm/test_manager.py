@@ -66,8 +66,10 @@ def stages(one: Asked) -> list[dict[int | None, int]]:
         sizes: dict[int | None, int] = {}
         for window in shape.windows[at : at + layers]:
             kept = window if window is not None and window < one.longest else None
-            each = row(shape.rank + shape.rope, one.storage) if shape.rank else 2 * row(
-                heads * shape.head_dim, one.storage
+            each = (
+                row(shape.rank + shape.rope, one.storage)
+                if shape.rank
+                else 2 * row(heads * shape.head_dim, one.storage)
             )
             sizes[kept] = sizes.get(kept, 0) + each
         found.append(sizes)
@@ -208,7 +210,8 @@ def test_a_limit_of_tokens_is_one_of_bytes() -> None:
         ({"kv_cache_dtype": "int8"}, "no cache in int8", "type --kv-cache-dtype fp8"),
         ({"kv_cache_dtype": "fp8,bf16"}, "K and V in one format", "type --kv-cache-dtype fp8"),
         ({"free_gpu_memory_fraction": 1.01}, "1.01", "--free-gpu-memory-fraction 1"),
-        ({"decode_context_parallel_size": 2, "tensor_parallel_size": 2}, "context parallelism", "--decode-context-parallel-size 1"),
+        ({"decode_context_parallel_size": 2, "tensor_parallel_size": 2}, "context parallelism",
+         "--decode-context-parallel-size 1"),
         ({"tokens_per_block": 0}, "at least 1", ""),
         ({"max_total_tokens": 0}, "at least 1", ""),
         ({"attn_dp_size": 0}, "at least 1", ""),
