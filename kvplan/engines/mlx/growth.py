@@ -61,7 +61,7 @@ def rotating(prompt: int, tokens: int, step: int, window: int) -> Slots:
     the window step by step and cuts what is above it."""
     whole, rest = divmod(prompt, step)
     held = before = offset = 0
-    for size in (*[step] * min(whole, 2 + window // step), rest):
+    for size in (*[step] * min(whole, 3 + window // step), rest):  # one more than fills it: what was before
         if size == 0:
             continue
         before = held
