@@ -163,18 +163,15 @@ def least_bytes(
 
     A windowed pool holds more than the window and a page (``validate_swa_pool_size``).
     """
-    tokens = -(-LEAST_TOKENS // page) * page
-    if one.windowed and window_tokens is None:
+    tokens, fixed = -(-LEAST_TOKENS // page) * page, window_tokens if one.full and one.windowed else None
+    if one.windowed and fixed is None:
         least = (one.window // page + 2) * page
         tokens = -(-ceil(least / ratio) // page) * page if one.full else least
         while one.full and int(tokens * ratio) < least:  # a float, as SGLang takes it
             tokens += page
-    size = one.tokens_bytes(tokens, ratio, window_tokens)
-    while pools_of(
-        size, one._replace(conv=0, recurrent=0), version=version, page=page, ratio=ratio, state_ratio=state_ratio,
-        slots=slots, limit=limit, window_tokens=window_tokens,
-    ).tokens < tokens:  # fmt: skip
-        size += 1
+    size, each = one.tokens_bytes(tokens, ratio, fixed), one.token_bytes(ratio)
+    if fixed is None and each and size // each < tokens:
+        size += 1  # the quotient of floats falls short
     if not one.state:
         return size
     padding = 1 if at_least(version, PADDING_SLOT_SINCE) else 0

@@ -147,7 +147,7 @@ def test_a_prompt_as_long_as_the_window_is_said(prompt: int, said: bool) -> None
         ({"cache_implementation": "static"}, {"max_cache_len": 131_072}),
         ({"cache_implementation": "quantized"},
          {"cache_backend": "quanto", "cache_nbits": 4, "cache_group_size": 64, "cache_residual_length": 128}),
-        ({"cache_implementation": "quantized", "cache_backend": "fp8"}, {"cache_nbits": None, "cache_group_size": None}),
+        ({"cache_implementation": "quantized", "cache_backend": "fp8"}, {"cache_nbits": None}),
     ],
 )  # fmt: skip
 def test_defaults(given: dict[str, Any], want: dict[str, Any]) -> None:
