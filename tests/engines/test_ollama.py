@@ -55,7 +55,7 @@ def test_context_slots_and_batch(seed: int) -> None:
         shape = shape._replace(hidden=hidden, windows=(None,) * n)
         card, gpus = rng.choice([None, *CARDS]), rng.choice([1, 1, 2])
         gpu = load_gpu(card) if card else None
-        gpus = gpus if card and n >= gpus else 1
+        gpus = gpus if card and n > 3 else 1  # fewer may leave a GPU without a layer
         given: dict[str, Any] = {"gpus": gpus} if gpus > 1 else {}
         context, slots = rng.choice([None, rng.randint(1, 70_000)]), rng.choice([None, rng.randint(1, 9)])
         given |= {"num_ctx": context} if context else {}

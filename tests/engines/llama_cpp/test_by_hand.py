@@ -185,10 +185,10 @@ def test_what_lies_on_each_device(seed: int) -> None:
         for tokens in (1, limit, limit + 1, max(1, limit // 2)):
             want = 0 if tokens > limit else min(slots, one.slot_cells // tokens) if one.unified else slots
             assert engine.requests_at(found.stages, found.settings, found.kv_bytes, tokens) == want
-        if shape.model.architecture == "LlamaForCausalLM":
-            assert {t.name: t.bytes for t in found.waterfalls[0].terms}.get("weights not on this GPU", 0) == -(
-                _off(shape, host, first=True, last=one.gpus == 1, used=one.layers_used)
-            )
+        for n, fall in enumerate(found.waterfalls):
+            if shape.model.architecture == "LlamaForCausalLM":
+                off = _off(shape, host, first=n == 0, last=n == one.gpus - 1, used=one.layers_used)
+                assert {t.name: t.bytes for t in fall.terms}.get("weights not on this GPU", 0) == -off
 
 
 def _off(shape: Shape, host: int, *, first: bool, last: bool, used: int) -> int:
@@ -381,6 +381,20 @@ def test_llama_server(line: str, settings: dict[str, Any]) -> None:
     found = read_command(line.replace("MODEL", "-hf unsloth/Qwen3-8B-GGUF:Q8_0"))
     assert (found.engine, found.model) == ("llama.cpp", "unsloth/Qwen3-8B-GGUF:Q8_0")
     assert found.settings == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ({"ctx_size": 8192, "parallel": 2}, ("--ctx-size", "2048", {"ctx_size": 2048})),
+        ({"ctx_size": 8192}, ("--ctx-size", "1024", {"ctx_size": 1024})),
+        ({"max_model_len": 8192, "parallel": 2}, ("--max-model-len", "1024", {"max_model_len": 1024})),
+    ],
+)
+def test_how_a_length_is_typed(given: dict[str, Any], want: tuple[str, str, dict[str, Any]]) -> None:
+    """-c is a total over slots that do not share one pool."""
+    engine, found = worked(load_model("llama-3.1-8b"), "llama.cpp", **given)
+    assert engine.length_flag(found.settings, 1024) == want
 
 
 def test_context_from_the_model() -> None:
