@@ -45,7 +45,7 @@ def hybrid_block(
         return inputs
     latent = attention_family(mixers) != "dense"
     align = max(min(backends[0].sizes), inputs.block_size)
-    if not rules.has("backend_chooses_block"):
+    if not rules.has("backend_aligns_hybrids"):
         align = _old_alignment(latent, mixers, settings, rules)
     elif latent and rules.has("hybrid_mla_128"):
         align = max(align, 128)
@@ -65,7 +65,24 @@ def hybrid_block(
         step = lcm(*(min(b.sizes) for b in backends))
         block = step * up(block, step)
     block = max(block, inputs.block_size)
+    if mode == "align" and rules.has("block_within_step") and not rules.has("block_past_step"):
+        _check_step(block, settings.max_num_batched_tokens, rules)
     return inputs._replace(block_size=block, state_block=block, state_padding=block * per_token)
+
+
+def _check_step(block: int, batched: int | None, rules: Rules) -> None:
+    """A step must reach the end of a block, where states are kept (vLLM 0.17.0 to 0.26.0
+    ``vllm/config/vllm.py``).
+
+    Raises:
+        UnsupportedError: it does not.
+    """
+    if batched is not None and block > batched:
+        raise UnsupportedError(
+            f"vLLM {rules.name} refuses blocks of {block:,} tokens above max_num_batched_tokens {batched:,} where "
+            "states are kept at their ends",
+            where="--max-num-batched-tokens", hint=f"type --max-num-batched-tokens {block}",
+        )  # fmt: skip
 
 
 def _kernel_chunk(mixers: list[CacheKind]) -> int | None:
@@ -77,9 +94,9 @@ def _kernel_chunk(mixers: list[CacheKind]) -> int | None:
 
 
 def _old_alignment(latent: bool, mixers: list[CacheKind], settings: Settings, rules: Rules) -> int:
-    """Multiples of which hybrid blocks were before the backend chose.
+    """Multiples of which hybrid blocks were before the backend chose them too.
 
-    Source: vLLM 0.11.0 and 0.14.0 ``vllm/model_executor/models/config.py``.
+    Source: vLLM 0.11.0, 0.14.0 and 0.19.0 ``vllm/model_executor/models/config.py``.
     """
     major = str(settings.extra.get("compute_capability", "9.0")).partition(".")[0]
     if not rules.has("group_of_the_larger"):

@@ -125,6 +125,7 @@ def choose(
     block_size: int | None = None,
     rope_free: bool = False,
     few_heads: bool = False,
+    spelled_out: bool = False,
 ) -> str:
     """The backend that vLLM picks.
 
@@ -136,6 +137,8 @@ def choose(
         block_size: what the user asked for; backends that cannot take it are passed over.
         rope_free: latent rows have no rotary part; few kernels read such.
         few_heads: a rank has 16 query heads or fewer, which FlashMLA pads.
+        spelled_out: the format was asked for as ``fp8_e4m3``, which FlashMLA's sparse kernel does not list (it lists
+            ``fp8``).
 
     Raises:
         UnsupportedError: no backend takes these settings; names the nearest block size that works.
@@ -152,6 +155,10 @@ def choose(
     if family == "dense" and cache_format.endswith("per_token_head"):
         order = ("TRITON_ATTN",)
     able = [n for n in order if _able(BACKENDS[n], major, quantized) and reads(n, capability, cache_format, rules)]
+    if spelled_out and family == "sparse":
+        able = [n for n in able if n != "FLASHMLA_SPARSE"]
+        if major == 9 and rules.has("glm5_next"):
+            able.append("FLASHINFER_MLA_SPARSE_SM90")
     for name in able:
         if block_size is None or BACKENDS[name].takes(block_size):
             return name
@@ -180,6 +187,8 @@ def reads(name: str, capability: str, cache_format: str, rules: Rules) -> bool:
     FlashInfer begins at 8.0 since 0.24 (before: 7.5). Triton's kernels are picked for fp8 and then refuse it below 8.9.
     """
     backend, number = BACKENDS[name], float(capability or 0)
+    if name == "TRITON_MLA" and cache_format.startswith("fp8") and not rules.has("triton_mla_fp8"):
+        return False
     change = _FP8_FROM_SM89.get(name)
     if change and 0 < number < 8.9 and cache_format.startswith("fp8") and rules.has(change):
         return False
@@ -266,19 +275,25 @@ def _able(backend: Backend, major: int, quantized: bool) -> bool:
     return (backend.majors is None or major in backend.majors) and (backend.quantized or not quantized)
 
 
-def forced_block(family: str, capability: str, rules: Rules) -> int | None:
+def forced_block(family: str, capability: str, rules: Rules, asked: int | None = None) -> int | None:
     """The block size that releases before 0.18 force on latent caches; None: the backend decides.
 
-    Source: vLLM 0.17.0 ``vllm/platforms/cuda.py``, ``check_and_update_config``.
+    Args:
+        asked: the size that the user gave, which 0.12 and later leave where it is a multiple.
+
+    Source: vLLM 0.11.0 to 0.17.0 ``vllm/platforms/cuda.py``, ``check_and_update_config``.
     """
     if rules.has("backend_chooses_block") or family == "dense":
         return None
     major = int(capability.partition(".")[0] or 0)
-    if family == "sparse" or major == 9:
+    if family == "sparse":
         return 64
-    if major == 10:
-        return 64 if rules.has("mamba_cache_modes") else 128
-    return DEFAULT_BLOCK
+    if major not in (9, 10):
+        return asked or DEFAULT_BLOCK
+    step = 128 if major == 10 and not rules.has("mamba_cache_modes") else 64
+    if not asked or not rules.has("group_of_the_larger"):
+        return step
+    return asked if asked % step == 0 or (asked == 32 and major == 10 and step == 64) else step
 
 
 def preferred_block(backends: list[Backend]) -> int:

@@ -141,17 +141,18 @@ def _backend(model: ModelSpec, family: str, device: str, dtype: str, given: dict
     fmt, block = _plain_format(model, dtype, rules), given.get("block_size")
     quantized, name = fmt.name not in backends.PLAIN_FORMATS, fmt.name
     packed_rows = quantized or (dtype == "auto" and not rules.has("v32_auto_is_bf16"))
-    if family == "sparse" and packed_rows and not rules.has("v32_fp8_by_backend"):
+    if family == "sparse" and packed_rows and not rules.has("v32_fp8_by_backend") and device[:2] in ("9.", "10"):
         return "FLASHMLA_SPARSE"
     if not rules.has("backend_chooses_block"):
         block = None  # the platform forces the block, not the backend
-        if family == "mla" and device.startswith("10.") and not rules.has("mamba_cache_modes"):
+        read = backends.reads("CUTLASS_MLA", device, name, rules) or not rules.has("backends_list_formats")
+        if family == "mla" and device.startswith("10.") and read and not rules.has("mamba_cache_modes"):
             return "CUTLASS_MLA"
     free = family == "sparse" and rope_free(mixers_of(model))
     heads = max(getattr(m, "query_heads", 0) for m in mixers_of(model)) // given.get("tensor_parallel_size", 1)
     return backends.choose(
         family, device, rules, quantized=quantized, cache_format=name, block_size=block, rope_free=free,
-        few_heads=heads <= 16,
+        few_heads=heads <= 16, spelled_out=dtype == "fp8_e4m3",
     )  # fmt: skip
 
 
@@ -295,6 +296,11 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
             from kvplan.engines.vllm.unsupported import check_weights
 
             check_weights(model, settings, float(capability_of(gpu)), rules)
+    unusual = settings.extra.get("async_scheduling") or settings.extra.get("enable_chunked_prefill") is False
+    if unusual or settings.kv_cache_dtype.startswith(("bfloat16", "float16", "turboquant")):
+        from kvplan.engines.vllm.unsupported import check_asked
+
+        check_asked(model, settings, float(capability_of(gpu)), rules)
     mode = settings.extra.get("mamba_cache_mode")
     if mode not in (None, "auto", "align", "all", "none"):
         raise InputError(f"{mode!r} is no such mode", where="--mamba-cache-mode", hint="align or all")
@@ -314,10 +320,11 @@ def check(model: ModelSpec, settings: Settings, gpu: GpuSpec | None, rules: Rule
     if family == "compressed" and settings.kv_cache_dtype == "auto" and not rules.has("v4_auto_is_fp8"):
         warnings.append(f"vLLM {rules.name} starts {model.id} only with --kv-cache-dtype fp8: these are its figures")
     if settings.kv_cache_dtype != "auto" and rules.format_unread(model.architecture):
+        _check_format(model, get_format(settings.kv_cache_dtype, use="cache"), "", rules)
         warnings.append(
             f"vLLM {rules.name} keeps the rows of {model.id} in {model.dtype}, whatever --kv-cache-dtype says"
         )
-    if gpu is not None and capability_of(gpu) == OTHER_DEVICE:
+    if gpu and capability_of(gpu) == OTHER_DEVICE:
         warnings.append(f"vLLM's block sizes on {gpu.vendor} are not modelled; those of a plain backend are used")
     return warnings
 
@@ -369,16 +376,15 @@ def _check_length(
 
 def _check_block(model: ModelSpec, settings: Settings, rules: Rules) -> None:
     """Blocks must be multiples of what every backend takes."""
-    size = settings.block_size
+    size = layout.given_block(model, settings, rules)
     for backend in layout.backends_of(model, settings, kv_formats(model, settings, rules)):
         if not backend.takes(size):
             step = min(backend.sizes)
             near = max(step, size // step * step)
             raise UnsupportedError(
-                f"vLLM takes blocks of a multiple of {step} tokens here, not {size}",
-                where="--block-size",
+                f"vLLM takes blocks of a multiple of {step} tokens here, not {size}", where="--block-size",
                 hint=f"type --block-size {near}",
-            )
+            )  # fmt: skip
 
 
 def _check_nvfp4(model: ModelSpec, settings: Settings, capability: str, rules: Rules) -> None:

@@ -36,8 +36,11 @@ def check_context_ranks(model: ModelSpec, settings: Settings, rules: Rules, cach
             "DCP not support hybrid attn now", where=where,
             hint=f"leave --enable-prefix-caching out, or type --engine vllm@{since}, or {where} 1",
         )  # fmt: skip
-    if attention_family(mixers_of(model)) == "sparse":
+    family = attention_family(mixers_of(model))
+    if family == "sparse":
         _check_sparse(settings, rules, cache, where)
+    elif family in ("dense", "mla"):
+        _check_kernel(family, settings, rules, where)
     for mixer in mixers_of(model):
         streams = mixer.streams()
         if not streams or streams[0].name == "latent":
@@ -52,6 +55,32 @@ def check_context_ranks(model: ModelSpec, settings: Settings, rules: Rules, cach
             raise UnsupportedError(
                 f"{per_head} query heads per KV head are not a multiple of {dcp}", where=where, hint=f"type {where} 1"
             )
+
+
+_MERGED = {"dense": ("FLASH_ATTN", "FLASHINFER"),
+           "mla": ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA", "TRITON_MLA")}  # fmt: skip
+"""Family -> the backends whose partial results context ranks can merge."""
+
+
+def _check_kernel(family: str, settings: Settings, rules: Rules, where: str) -> None:
+    """The kernels of K and V, and of latent rows, that return what context ranks merge.
+
+    Source: vLLM 0.11.0 to 0.33.0 ``can_return_lse_for_decode`` in ``vllm/v1/attention/backends/``, which a worker asks
+    for (0.14.0 to 0.33.0 ``vllm/v1/worker/cp_utils.py``), and since 0.30.0 the choice of the backend.
+
+    Raises:
+        UnsupportedError: the backend is none of them.
+    """
+    name = str(settings.extra.get("attention_backend", ""))
+    change = "dense_context_ranks" if family == "dense" else "flashinfer_sparse_context_ranks"
+    if name in _MERGED[family] and (name not in ("FLASH_ATTN", "FLASHINFER", "FLASHINFER_MLA") or rules.has(change)):
+        return
+    why = f" before {'.'.join(map(str, CHANGES[change].since))}" if name in _MERGED[family] else ""
+    if name:
+        raise UnsupportedError(
+            f"vLLM {rules.name} does not share the rows that {name} reads over context ranks{why}",
+            where=where, hint=f"type {where} 1",
+        )  # fmt: skip
 
 
 def _check_sparse(settings: Settings, rules: Rules, cache: str, where: str) -> None:

@@ -33,6 +33,8 @@ def make_groups(layers: list[CacheLayer], rules: Rules, *, hybrid: bool = True, 
         return []
     if not hybrid:
         layers = _without_windows(layers)
+        if rules.has("mimo_own_values") and not rules.has("promoted_keep_values"):
+            layers = [_square(layer) for layer in layers]
         if not (all_mergeable(layers) or one_type(layers)):
             raise UnsupportedError(
                 "vLLM needs its hybrid cache manager for this model: the caches do not become one kind without it",
@@ -68,6 +70,18 @@ def _without_windows(layers: list[CacheLayer]) -> list[CacheLayer]:
         return layers
     size = whole.pop() if len(whole) == 1 else None
     return [layer.promoted(size) for layer in layers]
+
+
+def _square(layer: CacheLayer) -> CacheLayer:
+    """A layer that was windowed, with values as wide as keys, as 0.20 makes it (``unify_hybrid_kv_cache_specs``)."""
+    if layer.family != "full" or layer.window is None or len(layer.shape) < 4:
+        return layer
+    keys, values = layer.shape[1:3]
+    assert isinstance(keys, int)
+    assert isinstance(values, int)
+    return layer._replace(
+        row_bytes=layer.row_bytes * 2 * keys // (keys + values), shape=(*layer.shape[:2], keys, *layer.shape[3:])
+    )
 
 
 def _same_page(layers: list[CacheLayer], rules: Rules) -> list[CacheLayer] | None:

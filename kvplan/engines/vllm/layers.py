@@ -66,9 +66,15 @@ def mixers_of(model: ModelSpec) -> list[CacheKind]:
     return [as_paged(m) for name in names for m in model.blocks[name].mixers]
 
 
-def as_paged(mixer: CacheKind) -> CacheKind:
-    """The layer as vLLM builds it: a sliding one where the file names a window, though no context is as long."""
+def as_paged(mixer: CacheKind, common: int | None = None) -> CacheKind:
+    """The layer as vLLM builds it: a sliding one where the file names a window, though no context is as long.
+
+    Args:
+        common: the window of a layer over K and V that has none of its own.
+    """
     window = getattr(mixer, "nominal_window", None)
+    if window is None and common and mixer.kind == "full":
+        window = common
     if window is None:
         return mixer
     from dataclasses import fields
@@ -77,6 +83,17 @@ def as_paged(mixer: CacheKind) -> CacheKind:
     from kvplan.cache.sliding import SlidingAttention
 
     return SlidingAttention(**{f.name: getattr(mixer, f.name) for f in fields(Attention) if f.init}, window=window)
+
+
+def _common_window(model: ModelSpec) -> int | None:
+    """The window of a model whose layers all have the same one: layers of a draft model without one take it over.
+
+    Source: vLLM 0.11.0 to 0.33.0 ``vllm/engine/arg_utils.py`` (``sliding_window`` of the cache's configuration) and
+    ``Attention`` (0.33.0 ``vllm/model_executor/layers/attention/attention.py``).
+    """
+    mixers = [as_paged(m) for name in model.layer_counts for m in model.blocks[name].mixers]
+    windows = {None if s.chunked else s.window for m in mixers for s in m.streams()}
+    return windows.pop() if len(windows) == 1 and not any(m.states() for m in mixers) else None
 
 
 def pooled_keys(mixers: list[CacheKind]) -> int:
@@ -108,13 +125,15 @@ def attention_family(mixers: list[CacheKind]) -> str | None:
 def mamba_mode(model: ModelSpec, settings: Settings, rules: Rules) -> str:
     """``none``, ``align`` or ``all``: how states are kept for prefix caching.
 
-    Source: vLLM 0.15.0 to 0.33.0 ``vllm/model_executor/models/config.py``, ``MambaModelConfig``, all read.
+    Source: vLLM 0.11.0 to 0.33.0 ``vllm/model_executor/models/config.py``, ``MambaModelConfig``, all read.
     """
     kinds = {m.kind for m in mixers_of(model) if m.states()}
-    if not kinds or not settings.enable_prefix_caching or not rules.has("mamba_cache_modes"):
+    if not kinds or not settings.enable_prefix_caching:
         return "none"
-    asked = str(settings.extra.get("mamba_cache_mode", "auto"))
     every = kinds <= {"mamba1", "mamba2"}  # the models that could keep a state per block
+    if not rules.has("mamba_cache_modes"):  # others share nothing, whatever is asked for
+        return "all" if every and rules.has("states_of_prefixes") else "none"
+    asked = str(settings.extra.get("mamba_cache_mode", "auto"))
     if rules.has("no_mode_all") or asked == "align":
         return "align"
     drafts_align = rules.has("mode_all_drafts_align") and not rules.has("mode_all_keeps_drafts")
@@ -134,11 +153,13 @@ def model_caches(model: ModelSpec, inputs: Inputs) -> list[tuple[int, CacheLayer
     made: dict[tuple[str, bool], list[CacheLayer]] = {}
     count = model.num_layers
     edge = min(edge, count // 2)
+    common = _common_window(model) if model.draft_layers else None
     for index, name in enumerate((*model.layers, *model.draft_layers)):
         outer = bool(edge) and (index < edge or count - edge <= index < count)
         if (name, outer) not in made:
             chosen = plain if outer else inputs
-            made[name, outer] = [c for m in model.blocks[name].mixers for c in mixer_caches(model, as_paged(m), chosen)]
+            paged = [as_paged(m, common if index >= count else None) for m in model.blocks[name].mixers]
+            made[name, outer] = [c for m in paged for c in mixer_caches(model, m, chosen)]
         found += [(index, cache) for cache in made[name, outer]]
     return found
 
@@ -164,6 +185,8 @@ def mixer_caches(model: ModelSpec, mixer: CacheKind, inputs: Inputs) -> list[Cac
         raise _not_yet(model, inputs.rules)
     found += [_tail(s, inputs.draft_tokens, inputs.rules) for s in pooled]
     main = [(s, size, fmt) for s, size, fmt in rows if s.role != "index"]
+    if len(main) == 2 and inputs.rules.pads_values(model.architecture):
+        main[1] = (main[1][0], main[0][1], main[1][2])
     found.append(_attention(main, inputs))
     return found
 

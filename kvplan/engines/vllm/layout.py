@@ -176,7 +176,7 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
         conv=str(settings.extra.get("mamba_cache_dtype", "auto")),
         recurrent=settings.mamba_ssm_cache_dtype,
     )
-    block = settings.block_size
+    block = given_block(model, settings, rules)
     if "block_size" in settings.defaults:
         block = default_block(model, settings, rules, formats)
     own = backends[0] if backends else Backend((DEFAULT_BLOCK,))
@@ -188,6 +188,8 @@ def build(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats
     _check_pools(model, settings, rules, pools, states_beside=attention_family(mixers) if grids else "")
     if pools > 1 and backends and rules.has("row_strides"):
         inputs = inputs._replace(row_stride=backends[-1].row_stride)
+    elif backends and _rows_apart(attention_family(mixers), settings, formats, rules):
+        inputs = inputs._replace(row_stride=1)
     if any(m.kind == "compressed" for m in mixers):
         inputs = inputs._replace(block_size=_compressed_block(model, settings), capability=_capability(settings))
     elif grids and backends:
@@ -289,6 +291,27 @@ def _takes_64(model: ModelSpec, settings: Settings, formats: KvFormats) -> bool:
     if max(heads, default=0) != 512 or settings.extra.get("compute_capability") != "9.0":
         return False
     return Rules(settings.engine_version).has("fa4_page_64")
+
+
+def _rows_apart(family: str | None, settings: Settings, formats: KvFormats, rules: Rules) -> bool:
+    """Whether blocks of sparse latent rows are whole rows apart, in the one release that asks every model for it.
+
+    Source: vLLM 0.31.0 ``mla_attention.py``, ``_uses_flat_kv_cache`` and what follows it.
+    """
+    if family != "sparse" or not rules.has("row_stride_of_one") or rules.has("row_strides"):
+        return False
+    name = backend_name(family, settings, formats.k.name)
+    packed = formats.k.name.endswith("_ds_mla")
+    flat = name == "FLASHINFER_MLA_SPARSE" or (name == "FLASHMLA_SPARSE" and not packed)
+    return flat or (packed and name == "FLASHMLA_SPARSE" and _capability(settings).startswith("10."))
+
+
+def given_block(model: ModelSpec, settings: Settings, rules: Rules) -> int:
+    """The block size that the user gave, or what becomes of it before 0.18 where no backend was asked for."""
+    family = attention_family(mixers_of(model))
+    if family not in ("mla", "sparse") or "attention_backend" not in settings.defaults:
+        return settings.block_size
+    return forced_block(family, _capability(settings), rules, settings.block_size) or settings.block_size
 
 
 def default_block(model: ModelSpec, settings: Settings, rules: Rules, formats: KvFormats) -> int:

@@ -29,6 +29,8 @@ SHARED_CACHE = ("gemma4_mtp",)
 """Draft layers that read the model's own cache."""
 GONE: dict[str, Version] = {"medusa": (0, 33, 0), "mlp_speculator": (0, 33, 0)}
 """Methods -> the release that removed them."""
+CAME: dict[str, Version] = {"draft_model": (0, 15, 0)}
+"""Methods -> the release that brought them to the V1 engine (0.14.0 ``vllm/engine/arg_utils.py`` refuses them)."""
 _FLAG = "--speculative-config"
 
 
@@ -132,12 +134,26 @@ def of(settings: Settings) -> Speculation | None:
 
 
 def check_method(settings: Settings, rules: Rules) -> None:
-    """Refuse a method that this release no longer has.
+    """Refuse a method that this release no longer has, or does not have yet, or not in pipeline stages.
+
+    Source for stages: vLLM 0.11.0 to 0.29.0 ``vllm/config/speculative.py``, ``create_draft_parallel_config``.
 
     Raises:
-        UnsupportedError: it has gone.
+        UnsupportedError: such a method.
     """
     spoken = of(settings)
+    came = CAME.get(spoken.method) if spoken is not None else None
+    if spoken is not None and came is not None and (0, 11, 0) <= rules.version < came:
+        raise UnsupportedError(
+            f"vLLM {rules.name} has no drafts by {spoken.method}, which came with {'.'.join(map(str, came))}",
+            where=_FLAG, hint="name another method, such as ngram or eagle3",
+        )  # fmt: skip
+    staged = settings.pipeline_parallel_size > 1 and not rules.has("drafts_in_one_stage")
+    if spoken is not None and spoken.method in ("eagle", "eagle3") and staged:
+        raise UnsupportedError(
+            f"vLLM {rules.name} cuts drafts by {spoken.method} into pipeline stages, for which they lack SupportsPP",
+            where=_FLAG, hint="leave the stages out, or name another method, such as ngram",
+        )  # fmt: skip
     gone = GONE.get(spoken.method) if spoken is not None else None
     if spoken is not None and gone is not None and rules.version >= gone:
         raise UnsupportedError(

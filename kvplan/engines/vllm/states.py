@@ -83,6 +83,8 @@ def recurrent_bytes(kind: str, dtypes: StateDtypes, rules: Rules) -> int:
     """Bytes per element of the recurrent state of one kind."""
     if kind == "kda":
         return dtypes.recurrent if dtypes.recurrent and rules.has("kda_state_dtype") else _FP32
+    if kind == "gated_delta_net" and not rules.has("gdn_state_dtype"):
+        return dtypes.conv
     if kind == "lightning" or dtypes.recurrent is None:
         return dtypes.conv
     return dtypes.recurrent

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.cache.sharding import legal_sizes
 from kvplan.engines.model_changes import json_flag
+from kvplan.engines.vllm.layers import attention_family, has_states, mamba_mode, mixers_of
 from kvplan.engines.vllm.versions import LATEST
 from kvplan.errors import UnsupportedError
 from kvplan.spec.formats import get_format
@@ -114,6 +115,58 @@ def check_weights(model: ModelSpec, settings: Settings, capability: float, rules
                     where="--weights" if settings.weights != "auto" else "--gpu",
                     hint="name a newer GPU, or weights in another format, such as --weights gptq",
                 )  # fmt: skip
+
+
+def check_asked(model: ModelSpec, settings: Settings, capability: float, rules: Rules) -> None:
+    """Refuse prompts in one piece beside states that are kept at the ends of blocks, scheduling ahead over stages,
+    TurboQuant beside states, 16 bits by name where no backend lists them or of another dtype than the model's.
+
+    Source: vLLM 0.15.0 to 0.33.0 ``vllm/model_executor/models/config.py``, ``MambaModelConfig``; 0.11.0
+    ``vllm/engine/arg_utils.py`` and 0.12.0 to 0.14.0 ``vllm/config/vllm.py`` (``async_scheduling``); 0.12.0 to 0.14.0
+    ``supported_kv_cache_dtypes`` in ``vllm/v1/attention/backends/``; 0.33.0 ``vllm/config/vllm.py``,
+    ``_reject_mismatched_float_kv_cache``; 0.20.1 ``vllm/engine/arg_utils.py`` for TurboQuant.
+
+    Raises:
+        UnsupportedError: such settings.
+    """
+    if settings.extra.get("enable_chunked_prefill") is False and mamba_mode(model, settings, rules) == "align":
+        raise UnsupportedError(
+            f"vLLM {rules.name} shares prefixes of a model with states only where prompts are cut",
+            where="--no-enable-chunked-prefill", hint="leave it out, or type --no-enable-prefix-caching",
+        )  # fmt: skip
+    if (
+        settings.extra.get("async_scheduling")
+        and settings.pipeline_parallel_size > 1
+        and not rules.has("ahead_over_stages")
+    ):
+        raise UnsupportedError(
+            f"vLLM {rules.name} does not schedule ahead over pipeline stages", where="--async-scheduling",
+            hint="leave it out",
+        )  # fmt: skip
+    packed = settings.kv_cache_dtype.startswith("turboquant")
+    if packed and has_states(model) and not rules.has("turboquant_beside_states"):
+        raise UnsupportedError(
+            f"vLLM {rules.name} does not keep {settings.kv_cache_dtype} beside states", where="--kv-cache-dtype",
+            hint="type --kv-cache-dtype fp8",
+        )  # fmt: skip
+    if settings.kv_cache_dtype not in ("bfloat16", "float16"):
+        return
+    sparse = attention_family(mixers_of(model)) == "sparse"  # which take it for auto
+    if rules.has("backends_list_formats") and not rules.has("bf16_by_name") and not sparse:
+        raise UnsupportedError(
+            f"no attention backend of vLLM {rules.name} lists {settings.kv_cache_dtype}", where="--kv-cache-dtype",
+            hint="type --kv-cache-dtype auto",
+        )  # fmt: skip
+    if not rules.has("plain_format_is_the_models"):
+        return
+    own = get_format(model.dtype).name
+    if own == "bf16" and 0 < capability < 8:
+        own = "fp16"  # what such devices run it in
+    if get_format(settings.kv_cache_dtype, use="cache").name != own:
+        raise UnsupportedError(
+            f"vLLM {rules.name} refuses a cache in {settings.kv_cache_dtype} for a model in {own}",
+            where="--kv-cache-dtype", hint="type --kv-cache-dtype auto",
+        )  # fmt: skip
 
 
 def check_fp8_tiles(model: ModelSpec, settings: Settings) -> None:

@@ -42,6 +42,22 @@ _MODELS = "vllm/model_executor/models/config.py"
 
 CHANGES: dict[str, Change] = {
     "group_of_the_larger": Change((0, 12, 0), "buckets of nearly equal size make groups of the larger", _PLANNING),
+    "backends_list_formats": Change(
+        (0, 12, 0), "attention backends list the cache formats that they read", "vllm/attention/backends/abstract.py"
+    ),
+    "states_of_prefixes": Change(
+        (0, 12, 0), "models of Mamba layers share prefixes, a state a block (before: none with states did)", _MODELS
+    ),
+    "bf16_by_name": Change(
+        (0, 15, 0), "attention backends list bfloat16 too (before, 0.12 on: auto alone)",
+        "vllm/v1/attention/backends/triton_attn.py",
+    ),
+    "ahead_over_stages": Change(
+        (0, 15, 0), "scheduling ahead may be asked for with pipeline stages (before: refused)", "vllm/config/vllm.py"
+    ),
+    "triton_mla_fp8": Change(
+        (0, 18, 0), "Triton MLA reads fp8 caches", "vllm/v1/attention/backends/mla/triton_mla.py"
+    ),
     "nemotron_state_fp16": Change((0, 13, 0), "Nemotron-H keeps recurrent states in fp16", _MODELS),
     "chunking_may_be_off": Change(
         (0, 12, 0), "--no-enable-chunked-prefill counts: a step takes the longest prompt (before: always cut)",
@@ -62,6 +78,10 @@ CHANGES: dict[str, Change] = {
     ),
     "mamba_cache_modes": Change((0, 15, 0), "mamba cache modes none, align and all", _SPECS),
     "mamba2_draft_columns": Change((0, 17, 0), "Mamba 2 keeps a convolution column per draft token", _STATES),
+    "block_within_step": Change(
+        (0, 17, 0), "hybrid blocks above max_num_batched_tokens are refused where states are kept at their ends "
+        "(until 0.26)", "vllm/config/vllm.py",
+    ),
     "performance_modes": Change(
         (0, 17, 0), "--performance-mode throughput doubles the default batch limits", "vllm/engine/arg_utils.py"
     ),
@@ -77,6 +97,7 @@ CHANGES: dict[str, Change] = {
         (0, 17, 0), "pipeline stages are checked, and pages that differ counted, by their own layers (before: by all)",
         _PLANNING,
     ),
+    "gdn_state_dtype": Change((0, 17, 0), "gated delta nets follow --mamba-ssm-cache-dtype", _STATES),
     "config_state_dtype": Change((0, 17, 0), "Qwen3.5 states follow mamba_ssm_dtype", _MODELS),
     "v32_fp8_by_backend": Change(
         (0, 18, 0), "fp8 rows of sparse attention follow the backend (before: always 656 bytes)",
@@ -90,8 +111,21 @@ CHANGES: dict[str, Change] = {
     ),
     "check_by_all_groups": Change((0, 19, 0), "the check at start counts every group of layers", _PLANNING),
     "nemotron_state_fp32": Change((0, 20, 0), "Nemotron-H keeps recurrent states in fp32", _MODELS),
+    "mimo_own_values": Change(
+        (0, 20, 0), "MiMo-V2 keeps values of their own width (before: padded to that of its keys)",
+        "vllm/model_executor/models/mimo_v2_flash.py",
+    ),
+    "backend_aligns_hybrids": Change(
+        (0, 20, 0), "the attention backend's block decides the multiples of which hybrid blocks are too", _PLATFORM
+    ),
     "utilization_0_92": Change((0, 20, 0), "default utilisation 0.92 (before: 0.9)", "vllm/config/cache.py"),
     "turboquant": Change((0, 20, 0), "TurboQuant caches", _SPECS),
+    "promoted_keep_values": Change(
+        (0, 21, 0), "windows that are held whole keep values of their own width (before: as wide as keys)", _SPECS
+    ),
+    "turboquant_beside_states": Change(
+        (0, 21, 0), "TurboQuant beside states (before: refused)", "vllm/engine/arg_utils.py"
+    ),
     "v4_caches": Change((0, 20, 0), "DeepSeek-V4 caches in tuples of layers that share slots", _PLANNING),
     "override_in_check": Change((0, 20, 1), "num_gpu_blocks_override counts in the check at start", _PLANNING),
     "tokens_from_concurrency": Change((0, 20, 1), "token line is concurrency x max_model_len", _PLANNING),
@@ -129,6 +163,9 @@ CHANGES: dict[str, Change] = {
     "states_may_be_padded": Change((0, 26, 0), "state pages are padded to the largest page", _PLANNING),
     "concurrency_by_blocks": Change(
         (0, 27, 0), "the printed concurrency counts blocks (before: bytes over the first group's block)", _PLANNING
+    ),
+    "block_past_step": Change(
+        (0, 27, 0), "hybrid blocks above max_num_batched_tokens start", "vllm/config/vllm.py"
     ),
     "hybrid_mla_128": Change((0, 27, 0), "hybrids with latent attention align blocks to 128", _PLATFORM),
     "kda_draft_columns": Change((0, 27, 0), "KDA keeps a convolution column per draft token", _STATES),
@@ -177,6 +214,10 @@ CHANGES: dict[str, Change] = {
         (0, 29, 0), "GLM with sparse attention keeps fp8 rows on compute capability 10",
         _MODELS,
     ),
+    "drafts_in_one_stage": Change(
+        (0, 30, 0), "drafts are not cut into pipeline stages (before: refused where their model cannot be)",
+        "vllm/config/speculative.py",
+    ),
     "kda_state_dtype": Change((0, 30, 0), "KDA states follow --mamba-ssm-cache-dtype", _STATES),
     "fa4_page_64": Change(
         (0, 31, 0), "fp8 heads of 512 take blocks of 64 on compute capability 9.0",
@@ -213,9 +254,17 @@ CHANGES: dict[str, Change] = {
         (0, 29, 0), "FlashMLA's sparse kernel reads fp8 rows that context ranks share",
         "vllm/v1/attention/backends/mla/flashmla_sparse.py",
     ),
+    "dense_context_ranks": Change(
+        (0, 12, 0), "FlashAttention and FlashInfer read K and V that context ranks share (before: latent rows alone)",
+        "vllm/v1/attention/backends/flash_attn.py",
+    ),
     "flashinfer_sparse_context_ranks": Change(
-        (0, 25, 0), "FlashInfer's sparse kernel reads rows that context ranks share",
+        (0, 25, 0), "FlashInfer's kernels of latent rows read such that context ranks share",
         "vllm/v1/attention/backends/mla/flashinfer_mla_sparse.py",
+    ),
+    "row_stride_of_one": Change(
+        (0, 31, 0), "blocks of sparse latent caches are multiples of a row on compute capability 10 (in 0.31 alone)",
+        "vllm/model_executor/layers/attention/mla_attention.py",
     ),
     "row_strides": Change(
         (0, 32, 0), "blocks of packed sparse latent caches are multiples of a row",
@@ -227,6 +276,10 @@ CHANGES: dict[str, Change] = {
         "vllm/model_executor/layers/mamba/mamba_mixer2.py",
     ),
     "every_backend_aligns": Change((0, 32, 0), "hybrid blocks are multiples of every backend's smallest", _PLATFORM),
+    "plain_format_is_the_models": Change(
+        (0, 33, 0), "a cache format of 16 bits that is not the model's dtype is refused (before: taken)",
+        "vllm/config/vllm.py",
+    ),
     "gdn_checkpoint": Change(
         (0, 33, 0), "gated delta nets reserve a checkpoint block on a grid of 64 tokens",
         "vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py",
@@ -257,6 +310,10 @@ class Rules:
             KeyError: no such rule.
         """
         return self.version >= CHANGES[change].since
+
+    def pads_values(self, architecture: str) -> bool:
+        """Whether the values of this architecture, narrower than its keys, are kept as wide as these."""
+        return _FORMAT_UNREAD.get(architecture) == "mimo_reads_format" and not self.has("mimo_own_values")
 
     def format_unread(self, architecture: str) -> bool:
         """Whether rows of this architecture keep the model's dtype, whatever format is asked for."""

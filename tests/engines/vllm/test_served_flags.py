@@ -206,7 +206,7 @@ def test_interactivity_captures_every_small_size() -> None:
     ("model", "version", "refused"),
     [
         ("qwen3-next-80b-a3b", "0.20.0", True), ("qwen3-next-80b-a3b", "0.25.0", True),
-        ("qwen3-next-80b-a3b", "0.26.0", False), ("deepseek-v3", "0.20.0", False),
+        ("qwen3-next-80b-a3b", "0.26.0", False), ("deepseek-v3", "0.25.0", False),
     ],
 )  # fmt: skip
 def test_prefixes_over_context_ranks(model: str, version: str, refused: bool) -> None:

@@ -28,31 +28,35 @@ def test_a_rule_begins_with_a_release_that_was_read_after_one_without_it(name: s
 
 
 BEGAN = {
-    "0.12.0": "chunking_may_be_off group_of_the_larger",
+    "0.12.0": "backends_list_formats states_of_prefixes chunking_may_be_off dense_context_ranks group_of_the_larger",
     "0.13.0": "nemotron_state_fp16",
     "0.14.0": "check_by_first_group checkpoint_names_format chunked_in_hybrid_manager quantized_from_sm75 "
     "v32_auto_is_bf16",
-    "0.15.0": "mamba_cache_modes",
-    "0.17.0": "config_state_dtype mamba2_draft_columns performance_modes stage_by_itself",
-    "0.18.0": "backend_chooses_block group_factor_1_5 state_blocks_cap_seqs v32_fp8_by_backend",
+    "0.15.0": "ahead_over_stages bf16_by_name mamba_cache_modes",
+    "0.17.0": "block_within_step config_state_dtype gdn_state_dtype mamba2_draft_columns performance_modes "
+    "stage_by_itself",
+    "0.18.0": "backend_chooses_block group_factor_1_5 state_blocks_cap_seqs triton_mla_fp8 v32_fp8_by_backend",
     "0.19.0": "check_by_all_groups",
-    "0.20.0": "mode_all_drafts_align nemotron_state_fp32 turboquant utilization_0_92 v4_caches",
+    "0.20.0": "backend_aligns_hybrids mimo_own_values mode_all_drafts_align nemotron_state_fp32 turboquant "
+    "utilization_0_92 v4_caches",
     "0.20.1": "override_in_check tokens_from_concurrency",
+    "0.21.0": "promoted_keep_values turboquant_beside_states",
     "0.22.0": "fa_e4m3_only mode_all_keeps_drafts",
     "0.23.0": "v4_slots_by_page",
     "0.24.0": "flashinfer_from_sm80 pages_may_be_padded sm120_sparse triton_fp8_from_sm89",
     "0.25.0": "flash_attn_sparse flashinfer_sparse_context_ranks mixed_formats_align window_own_block",
     "0.26.0": "context_ranks_cache_prefixes in_flight_batches states_may_be_padded triton_mla_fp8_from_sm89 "
     "windows_ask_backend",
-    "0.27.0": "buckets_merge concurrency_by_blocks hybrid_mla_128 kda_draft_columns v4_windows_unpadded",
+    "0.27.0": "block_past_step buckets_merge concurrency_by_blocks hybrid_mla_128 kda_draft_columns "
+    "v4_windows_unpadded",
     "0.28.0": "align_is_default backends_count_packing fa4_reads_fp8 hybrid_prefix_caching largest_batch_tier "
     "window_keeps_drafts windows_pack_int4",
     "0.29.0": "check_by_blocks dsa_fp8_on_sm10 kda_prefill_checkpoint null_block_in_check packed_groups "
     "packed_may_be_padded short_conv_draft_columns sparse_context_ranks",
-    "0.30.0": "glm5_next kda_state_dtype v4_auto_is_fp8 window_largest_block",
-    "0.31.0": "fa4_page_64 tail_keeps_drafts v41_fused_attention",
+    "0.30.0": "drafts_in_one_stage glm5_next kda_state_dtype v4_auto_is_fp8 window_largest_block",
+    "0.31.0": "fa4_page_64 row_stride_of_one tail_keeps_drafts v41_fused_attention",
     "0.32.0": "every_backend_aligns mamba2_checkpoint_block mimo_reads_format no_mode_all row_strides",
-    "0.33.0": "fa4_sparse gdn_checkpoint v41_record_strides",
+    "0.33.0": "fa4_sparse gdn_checkpoint plain_format_is_the_models v41_record_strides",
 }
 """Release -> the rules that its wheel has and the one before it has not."""
 
