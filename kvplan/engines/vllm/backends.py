@@ -260,12 +260,13 @@ def _order(
 ) -> tuple[str, ...]:  # fmt: skip
     orders = _ORDER[family]
     found = orders.get(major) or orders[0]
+    forced = rules.has("backends_list_formats") and not rules.has("sparse_past_cutlass")
+    if family == "sparse" and ((major == 12 and not rules.has("sm120_sparse")) or (major == 10 and forced)):
+        return ()
     if family == "sparse" and major == 10 and not quantized:
         if few_heads:
             return ("FLASH_ATTN_MLA_SPARSE_FA4", *found) if rules.has("fa4_sparse") else found
         return found[::-1]  # FlashMLA first for bf16 rows
-    if family == "sparse" and major == 12 and not rules.has("sm120_sparse"):
-        return ()
     if family == "sparse" and not rules.has("flash_attn_sparse"):
         return tuple(n for n in found if n != "FLASH_ATTN_MLA_SPARSE")
     return found

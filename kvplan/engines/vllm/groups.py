@@ -32,7 +32,7 @@ def make_groups(layers: list[CacheLayer], rules: Rules, *, hybrid: bool = True, 
     if not layers:
         return []
     if not hybrid:
-        layers = _without_windows(layers)
+        layers = _without_windows(layers, keep=rules.has("window_own_block") and not rules.has("promoted_take_block"))
         if rules.has("mimo_own_values") and not rules.has("promoted_keep_values"):
             layers = [_square(layer) for layer in layers]
         if not (all_mergeable(layers) or one_type(layers)):
@@ -61,14 +61,18 @@ def make_groups(layers: list[CacheLayer], rules: Rules, *, hybrid: bool = True, 
     return _by_kind(unified, rules)
 
 
-def _without_windows(layers: list[CacheLayer]) -> list[CacheLayer]:
-    """Windowed layers as full ones, where the model has full ones besides."""
+def _without_windows(layers: list[CacheLayer], *, keep: bool = False) -> list[CacheLayer]:
+    """Windowed layers as full ones, where the model has full ones besides.
+
+    Args:
+        keep: they keep blocks of their own.
+    """
     if all_mergeable(layers) or one_type(layers):
         return layers
     whole = {layer.block_size for layer in layers if layer.family in WHOLE}
     if not whole:
         return layers
-    size = whole.pop() if len(whole) == 1 else None
+    size = whole.pop() if len(whole) == 1 and not keep else None
     return [layer.promoted(size) for layer in layers]
 
 

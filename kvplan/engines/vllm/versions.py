@@ -58,6 +58,10 @@ CHANGES: dict[str, Change] = {
     "triton_mla_fp8": Change(
         (0, 18, 0), "Triton MLA reads fp8 caches", "vllm/v1/attention/backends/mla/triton_mla.py"
     ),
+    "sparse_past_cutlass": Change(
+        (0, 13, 0), "sparse latent attention starts on compute capability 10 (0.12 forces CUTLASS_MLA: refused)",
+        "vllm/platforms/cuda.py",
+    ),
     "nemotron_state_fp16": Change((0, 13, 0), "Nemotron-H keeps recurrent states in fp16", _MODELS),
     "chunking_may_be_off": Change(
         (0, 12, 0), "--no-enable-chunked-prefill counts: a step takes the longest prompt (before: always cut)",
@@ -158,6 +162,10 @@ CHANGES: dict[str, Change] = {
     ),
     "context_ranks_cache_prefixes": Change(
         (0, 26, 0), "models with states share prefixes over context ranks", "vllm/v1/core/kv_cache_coordinator.py"
+    ),
+    "promoted_take_block": Change(
+        (0, 27, 0), "windows held whole take the full layers' block (0.25, 0.26: keep their own, refused if unlike)",
+        _PLANNING,
     ),
     "in_flight_batches": Change((0, 26, 0), "windows keep every batch in flight", "vllm/config/vllm.py"),
     "states_may_be_padded": Change((0, 26, 0), "state pages are padded to the largest page", _PLANNING),

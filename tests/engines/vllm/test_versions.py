@@ -29,7 +29,7 @@ def test_a_rule_begins_with_a_release_that_was_read_after_one_without_it(name: s
 
 BEGAN = {
     "0.12.0": "backends_list_formats states_of_prefixes chunking_may_be_off dense_context_ranks group_of_the_larger",
-    "0.13.0": "nemotron_state_fp16",
+    "0.13.0": "nemotron_state_fp16 sparse_past_cutlass",
     "0.14.0": "check_by_first_group checkpoint_names_format chunked_in_hybrid_manager quantized_from_sm75 "
     "v32_auto_is_bf16",
     "0.15.0": "ahead_over_stages bf16_by_name mamba_cache_modes",
@@ -45,10 +45,10 @@ BEGAN = {
     "0.23.0": "v4_slots_by_page",
     "0.24.0": "flashinfer_from_sm80 pages_may_be_padded sm120_sparse triton_fp8_from_sm89",
     "0.25.0": "flash_attn_sparse flashinfer_sparse_context_ranks mixed_formats_align window_own_block",
-    "0.26.0": "context_ranks_cache_prefixes in_flight_batches states_may_be_padded triton_mla_fp8_from_sm89 "
-    "windows_ask_backend",
+    "0.26.0": "context_ranks_cache_prefixes in_flight_batches states_may_be_padded "
+    "triton_mla_fp8_from_sm89 windows_ask_backend",
     "0.27.0": "block_past_step buckets_merge concurrency_by_blocks hybrid_mla_128 kda_draft_columns "
-    "v4_windows_unpadded",
+    "promoted_take_block v4_windows_unpadded",
     "0.28.0": "align_is_default backends_count_packing fa4_reads_fp8 hybrid_prefix_caching largest_batch_tier "
     "window_keeps_drafts windows_pack_int4",
     "0.29.0": "check_by_blocks dsa_fp8_on_sm10 kda_prefill_checkpoint null_block_in_check packed_groups "
