@@ -13,9 +13,9 @@ of a class (transformers 5 says fp32, the checkpoints of the time fp16); stages 
 mode ``all`` since 0.32, which the command line no longer takes; TurboQuant beside FlashInfer on compute capability 10,
 whose layouts differ, beside windows held whole in 0.25, and asked of a model that does not read the format; kernels of
 attention sinks, which depend on a version that was not there; DeepSeek-V4 without fp8 before 0.30, which kvplan plans
-with a warning. Where 0.14 and earlier turn prefix caching off by themselves, the setting is not compared. The longest request that 0.18 and earlier name is not compared: they count the first group
-of layers alone, or windows as they are before groups are made. The printed block size is not compared where the first
-rank's own is not that of a group.
+with a warning. Where 0.14 and earlier turn prefix caching off by themselves, the setting is not compared. The longest
+request that 0.18 and earlier name is not compared: they count the first group of layers alone, or windows as they are
+before groups are made. The printed block size is not compared where the first rank's own is not that of a group.
 """
 
 from __future__ import annotations
