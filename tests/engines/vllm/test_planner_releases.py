@@ -11,7 +11,7 @@ Left out, since that cannot be trusted to answer for the engine: models that a r
 configuration the installed transformers did not have yet; Nemotron-H before 0.20 where its state's dtype is the default
 of a class (transformers 5 says fp32, the checkpoints of the time fp16); stages without any attention layer; mamba cache
 mode ``all`` since 0.32, which the command line no longer takes; TurboQuant beside FlashInfer on compute capability 10,
-whose layouts differ, beside windows held whole in 0.25, and asked of a model that does not read the format; kernels of
+whose layouts differ, beside windows held whole in 0.25, and asked of MiMo-V2, whose layers differ; kernels of
 attention sinks, which depend on a version that was not there; DeepSeek-V4 without fp8 before 0.30, which kvplan plans
 with a warning. Where 0.14 and earlier turn prefix caching off by themselves, the setting is not compared. The longest
 request that 0.18 and earlier name is not compared: they count the first group of layers alone, or windows as they are
