@@ -143,9 +143,9 @@ def _crossing(session: Session, layers: Sequence[Layer]) -> list[Row]:
     setup = session.speed()
     predicted = None if isinstance(setup, str) else decode.ridge_batch(setup.works, setup.rates, setup.layout)
     line = session.figures.linear.get("16")
-    if line is None or predicted is None or isinstance(setup, str):
-        return []
     used = [layer for layer in layers if layer.dense][: 4 if session.limits.quick else 8]
+    if line is None or predicted is None or isinstance(setup, str) or not used:
+        return []
     kernels = sum(len(layer.matrices) for layer in used)
     late = kernels * line.latency_seconds.value
     session.say("crossing of weights and products")

@@ -79,18 +79,19 @@ def test_a_proposal_runs_one_module(name: str) -> None:
     assert work is not None
     layers = spec.draft_layers
     modules = next(m for m in range(len(layers), 0, -1) if layers == layers[: len(layers) // m] * m)
-    linear, attention, routed = 1 + 1, 0, 0  # the head, and the projection
+    linear, attention, routed, reduces = 1 + 1, 0, 0, 0  # the head, and the projection
     for layer in layers[: len(layers) // modules]:
         for mixer in spec.blocks[layer].mixers:
             index = sum(read.stream.role == "index" for read in mixer.reads()) > 0
             linear += mixer.linear_kernels + 2 * index
             attention += 1 + index
+        reduces += len(spec.blocks[layer].mixers) + len(spec.blocks[layer].ffns)
         for ffn in spec.blocks[layer].ffns:
             if isinstance(ffn, MoeFfn):
                 linear, routed = linear + 3 + 2 * bool(ffn.shared_intermediate_size), routed + 1
             else:
                 linear += 2
-    assert tuple(work.kernels) == (linear, attention, len(layers) // modules, routed)
+    assert tuple(work.kernels) == (linear, attention, len(layers) // modules, reduces, routed)
     read = work.weight_bytes + sum(each.num_bytes for each in work.experts)
     assert read == pytest.approx(held.num_bytes / modules + target.head_bytes, rel=1e-3)
     assert (work.head_bytes, work.head_parameters) == (target.head_bytes, target.head_parameters)

@@ -114,10 +114,10 @@ def test_kernels_cost_what_they_cost() -> None:
     # DeepSeek-V3: five kernels of attention; three dense layers, then experts with a shared one beside
     (work,) = works("deepseek-v3")
     linear = 1 + 61 * 5 + 3 * 2 + 58 * 5
-    assert tuple(work.kernels) == (linear, 61, 61, 58)
+    assert tuple(work.kernels) == (linear, 61, 61, 2 * 61, 58)
     # V3.2's indexer: two matrix kernels and one over its keys besides
     (work,) = works("deepseek-v3.2")
-    assert tuple(work.kernels) == (linear + 61 * 2, 2 * 61, 61, 58)
+    assert tuple(work.kernels) == (linear + 61 * 2, 2 * 61, 61, 2 * 61, 58)
 
 
 def test_what_bounds_a_step() -> None:

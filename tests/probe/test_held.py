@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from kvplan.catalog import load_gpu, load_model, model_ids
 from kvplan.planning.speed.work import count_reduces
-from kvplan.probe import correctness, held, prefill, step_rows
+from kvplan.probe import correctness, held, linear, prefill, step_rows
 from kvplan.probe.held import Held, chosen_layers
+from kvplan.probe.session import MeasuredFigure, MeasuredLine
 from kvplan.probe.step_rows import Point
 from kvplan.spec.model import ModelSpec
 
@@ -168,3 +169,13 @@ def test_work_that_is_counted_is_that_which_runs_without_an_index(name: str) -> 
 def test_sums_over_ranks_follow_every_divided_matrix(name: str, sums: int) -> None:
     """By hand: attention and FFN; two attentions and an FFN; one mixer or one FFN a layer; two mixers and an FFN."""
     assert count_reduces(load_model(name)) == sums
+
+
+def test_layers_without_an_ffn_have_no_crossing() -> None:
+    session = session_of(small("mamba2-2.7b"), weights="bf16")
+    session.gpu = load_gpu("h200-sxm")
+    line = MeasuredFigure(4e12, 4e12, 4e12, 3)
+    session.figures.linear["16"] = MeasuredLine(line, MeasuredFigure(5e-6, 5e-6, 5e-6, 3), 0.01)
+    part = held.hold(session)
+    assert isinstance(part, Held)
+    assert linear._crossing(session, part.layers) == []

@@ -29,7 +29,7 @@ STATE_BYTES = 4
 
 _RECURRENT = frozenset({"mamba1", "mamba2", "gated_delta_net", "kda", "lightning", "short_conv", "rwkv"})
 _NO_CACHE = frozenset({"shared", "none"})
-_REFUSED = {"cross": "cache for cross attention", "rg_lru": "RG-LRU state", "rwkv": "RWKV before version 6"}
+_REFUSED = {"cross": "cache for cross attention", "rg_lru": "RG-LRU", "mlstm": "mLSTM", "rwkv": "RWKV before version 6"}
 KNOWN_KINDS = PLAIN_KINDS | _RECURRENT | _NO_CACHE | {"mla", "compressed"} | frozenset(_REFUSED)
 """Kinds of which it is known what llama.cpp makes of them; `rows` says which it has no cache for."""
 _ORDER = ("full", "sliding", "chunked", "compressed", "index", "recurrent", "compressor")
