@@ -118,8 +118,7 @@ def _settings(log: Log, name: str, engine: Engine, given: dict[str, Any]) -> tup
         if setting in known and setting not in given:
             settings[setting] = found.value
             origins[setting] = f"{name}, line {found.line}"
-    if {"kv_cache_dtype", "max_model_len", "ctx_size"} & set(given):
-        _give_way(settings, origins, given)
+    _give_way(settings, origins, given)
     return {**settings, **given}, origins
 
 

@@ -239,6 +239,10 @@ def test_settings_of_a_log_under_those_of_the_user() -> None:
     settings, origins = _settings(said, "x", get_engine("vllm"), {"kv_cache_dtype": "auto", "concurrency": 2})
     assert settings == {"max_num_seqs": 7, "kv_cache_dtype": "auto", "concurrency": 2}
     assert origins == {"max_num_seqs": "x, line 3"}
+    said = log()
+    said.run.settings["ctx_size"] = Setting(8192, 4)
+    assert _settings(said, "x", get_engine("ollama"), {"num_ctx": 4096}) == ({"num_ctx": 4096}, {})
+    assert _settings(said, "x", get_engine("ollama"), {}) == ({"ctx_size": 8192}, {"ctx_size": "x, line 4"})
 
 
 @pytest.mark.parametrize(
