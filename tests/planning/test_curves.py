@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,9 +75,20 @@ def test_without_a_gpu_there_is_the_cache_alone() -> None:
     assert (found.batches, found.roof, found.cache_bytes_per_gpu, found.most_requests) == ((), None, None, None)
 
 
+def test_without_a_bandwidth_there_is_the_cache_alone() -> None:
+    gpu = replace(load_gpu("h100-sxm"), bandwidth_bytes_per_second=None)
+    found = curves(load_model("llama-3.1-8b"), gpu, "vllm", {"max_model_len": 4096})
+    assert found.lengths == of("llama-3.1-8b", "h100-sxm", max_model_len=4096).lengths
+    assert not found.batches
+
+
 def test_without_flops_there_is_no_roof() -> None:
-    found = of("llama-3.1-8b", None, "generic")._replace()
+    gpu = load_gpu("h100-sxm")
+    bare = replace(gpu, **{name: None for name in vars(gpu) if name.endswith("_flops")})
+    found = curves(load_model("llama-3.1-8b"), bare, "generic", {"max_model_len": 4096})
     assert found.roof is None
+    assert found.batches
+    assert curves(load_model("llama-3.1-8b"), gpu, "generic", {"max_model_len": 4096}).roof is not None
 
 
 def test_a_model_that_does_not_fit_still_has_its_curves() -> None:
