@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the probe's extra is not installed")
 import torch
 
 from kvplan.catalog import load_gpu
-from kvplan.probe import allocator, bandwidth, facts, fill, linear, memory, nvml, run, timing
+from kvplan.probe import allocator, bandwidth, facts, fill, linear, memory, nvml, run, stack, timing
 from kvplan.probe.device import ProbeDevice, _bandwidth
 from kvplan.probe.kernels import between
 from kvplan.probe.receipt import Row, row
@@ -285,7 +285,8 @@ def test_a_crossing_beyond_what_is_tried_informs(
     monkeypatch.setattr(
         linear, "layer_products", lambda session, layers, batch: [(1 + crosses * (batch / 256) ** 3) ** (1 / 3)]
     )
-    (found,) = linear._crossing(session, [])
+    one = torch.ones((1, 1))
+    (found,) = linear._crossing(session, [stack.Layer(dense=[(one, one, True)])])
     assert found.passed is passed
     assert (found.measured is not None) == crosses
     assert ("not judged" in found.note) == (passed is None)
