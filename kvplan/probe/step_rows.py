@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.planning.speed import decode
-from kvplan.probe.held import Held, formats_run
-from kvplan.probe.readers import left_unread
 from kvplan.probe.receipt import Row, median, quantile, row
 from kvplan.probe.shapes import left_out
 
 if TYPE_CHECKING:
     from kvplan.planning.speed.figures import Setup
+    from kvplan.probe.held import Held
     from kvplan.probe.session import Session
 
 MEDIAN_MISS, WORST_MISS, STATED_MISS = 0.04, 0.10, 0.15
@@ -65,6 +64,9 @@ def ranks_seconds(
 
 def point_rows(session: Session, held: Held, points: list[Point]) -> list[Row]:
     """A row a point, measured beside predicted, and how far predictions lie off over all of them."""
+    from kvplan.probe.held import formats_run
+    from kvplan.probe.readers import left_unread
+
     run = formats_run(session, held.fmt)
     before, after = session.speed(formats=run), session.speed(session.calibration(), formats=run)
     told = [held.told(session.layout.spec), f"bf16 {held.instead}" if held.instead else ""]
