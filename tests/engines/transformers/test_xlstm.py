@@ -38,7 +38,7 @@ def test_it_grows_by_nothing_and_other_engines_do_not_run_it() -> None:
     assert found.kv.bytes_per_token == 0
     assert found.kv.fixed_bytes_per_sequence > 0
     for engine in ("vllm", "sglang", "llama.cpp", "mlx", "exllamav3", "tensorrt-llm"):
-        with pytest.raises(UnsupportedError, match="(?i)mlstm"):
+        with pytest.raises(UnsupportedError, match=r"(?i)mlstm"):
             plan(model, gpu="h200-sxm", engine=engine, max_model_len=4096)
 
 
