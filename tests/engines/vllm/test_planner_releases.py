@@ -27,27 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planner_groups import DEVICES, groups
 
 from kvplan.catalog import load_gpu
-from kvplan.engines import get_engine
 from kvplan.engines.vllm.versions import RELEASES
 from kvplan.errors import KvplanError
-from kvplan.planning.drafts import served_model
-from kvplan.planning.evaluate import build_stages
 from kvplan.planning.plan import Plan
 from kvplan.planning.planner import plan_deployment
-from kvplan.planning.settings import resolve
-from kvplan.planning.weights import weight_format
 from kvplan.sources.hf.read import read_config
 from kvplan.spec.model import ModelSpec
 
 FILE = Path(__file__).parents[2] / "data" / "cases" / "vllm_planner_releases.jsonl.xz"
 CONFIGS, *DEPLOYMENTS = [json.loads(line) for line in lzma.decompress(FILE.read_bytes()).decode().splitlines()]
-DEVICES = {
-    "8.0": "a100-80gb-sxm", "8.9": "l40s", "9.0": "h100-sxm", "10.0": "b200", "12.0": "rtx-pro-6000-blackwell-server",
-}  # fmt: skip
-"""Compute capability -> the device whose memory and name the engine was told."""
-
 Answer = dict[str, Any]
 
 
@@ -81,22 +72,8 @@ def planned(deployment: dict[str, Any], release: str) -> Plan:
 
 
 def groups_of(deployment: dict[str, Any], release: str, length: int) -> list[list[Any]]:
-    """Layers, kind, tokens of a block and bytes of a page of each group; layers are not told of stages, and the page
-    not of a group of layers that differ."""
-    engine, model = get_engine(f"vllm@{release}"), model_of(deployment["model"])
     given = {**given_of(deployment), "max_model_len": length}
-    settings, _ = resolve(model, load_gpu(DEVICES[deployment["capability"]]), engine, given)
-    served = served_model(model, engine, settings)
-    stages, _ = build_stages(served, engine, settings, weight_format(served, "auto"))
-    groups = engine.layout(stages[0], settings).groups  # type: ignore[attr-defined]
-    one = len(groups) == 1 and groups[0].mixed
-    return sorted(
-        [
-            0 if len(stages) > 1 else len(g.members), g.first.family, g.first.block_size,
-            0 if one else g.first.page_bytes,
-        ]
-        for g in groups
-    )  # fmt: skip
+    return groups(release, model_of(deployment["model"]), deployment["capability"], given)
 
 
 @pytest.mark.parametrize(
